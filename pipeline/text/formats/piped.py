@@ -92,17 +92,27 @@ def _keep(name: str, path: str, standard_input: BinaryIO | None) -> None:
         file = stack.enter_context(open(path, "xb"))
         try:
             if name == STANDARD_INPUT:
-                source = standard_input or sys.stdin.buffer
+                source = standard_input or _standard_input()
             else:
                 source = stack.enter_context(open(name, "rb"))
             while data := source.read(STEP_NBYTES):
                 _write(file, data, name)
-        except StoreError:
+        except (CorpusError, StoreError):
             raise
         except OSError as error:
             raise CorpusError(
                 f"cannot read {name}: {error.strerror}; give another pipe, or a file"
             ) from error
+
+
+def _standard_input() -> BinaryIO:
+    """Raises CorpusError where a process has none: it was started without, as some services are, or is a notebook."""
+    found: BinaryIO | None = getattr(sys.stdin, "buffer", None)
+    if found is None:
+        raise CorpusError(
+            f"{STANDARD_INPUT} is the standard input, which this process has not; give it one (< FILE), or name a file"
+        )
+    return found
 
 
 def _write(file: BinaryIO, data: bytes, name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 import threading
 from pathlib import Path
 
@@ -28,6 +29,16 @@ def test_the_standard_input_is_kept_for_as_long_as_it_is_needed(tmp_path: Path) 
         ):
             pass
         assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("given", [None, io.StringIO("text")])
+def test_a_process_without_a_standard_input_is_told(given: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a service, and in a notebook."""
+    monkeypatch.setattr(sys, "stdin", given)
+    with pytest.raises(
+        CorpusError, match=r"^- is the standard input, which this process has not; .* or name a file"
+    ):
+        tw.histogram("-", device="cpu")
 
 
 def test_a_named_pipe_is_counted_under_its_name(tmp_path: Path) -> None:
