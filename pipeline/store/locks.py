@@ -147,12 +147,12 @@ def in_turn(
 
 
 def is_locked_by(descriptor: int, path: Path) -> bool:
-    """Whether the folder that a descriptor has locked is the one that stands at ``path``."""
+    """Whether the folder or file that a descriptor has locked is the one that stands at ``path``."""
     return stands_at(path, os.fstat(descriptor))
 
 
 def stands_at(path: Path, found: os.stat_result) -> bool:
-    """Whether the folder that was found is still the one at ``path``."""
+    """Whether the folder or file that was found is still the one at ``path``."""
     try:
         return os.path.samestat(found, path.lstat())
     except FileNotFoundError:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import errno
+import fcntl
 import json
 import logging
 import os
+import re
 import tempfile
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
@@ -33,6 +35,7 @@ from tilewright.pipeline.product.output import (
 from tilewright.pipeline.product.output_group import check_group_at_url, check_group_free
 from tilewright.pipeline.store.arrays import check_bucket, check_source
 from tilewright.pipeline.store.chunks import METADATA_NAMES
+from tilewright.pipeline.store.locks import is_locked_by
 from tilewright.pipeline.store.new.names import check_folder_of
 from tilewright.pipeline.store.objects import Objects, objects_at
 from tilewright.pipeline.store.probe import KEY_START
@@ -263,20 +266,66 @@ def write_whole(path: Path | str, write: Callable[[Path], None], *, overwrite: b
     if isinstance(path, str):
         _write_object(path, write, overwrite=overwrite)
         return
-    draft = _draft_of(path)
     try:
-        write(draft)
-        if overwrite:
-            os.replace(draft, path)
-        else:
-            _rename_to_free(draft, path)
+        _remove_left(path)
+        with _locked_draft(path) as draft:
+            write(draft)
+            if overwrite:
+                os.replace(draft, path)
+            else:
+                _rename_to_free(draft, path)
     except FileExistsError as error:
         raise exists_error(str(path)) from error
     except OSError as error:
         raise StoreError(f"output: cannot write {path}: {reason_with_remedy(error)}") from error
+
+
+@contextmanager
+def _locked_draft(path: Path) -> Iterator[Path]:
+    """An empty file in which an output grows, locked where the file system has locks, so that others tell it from what
+    a killed run has left; it goes away with the block, unless it got another name. Raises OSError."""
+    draft = _draft_of(path)
+    descriptor = _locked(draft, os.O_CREAT)
+    try:
+        yield draft
     finally:
         with suppress(OSError):
             draft.unlink()
+        os.close(descriptor)
+
+
+def _remove_left(path: Path) -> None:
+    """Remove files in which runs that were killed had begun to write this output."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9]+\.partial")
+    for left in os.listdir(path.parent):
+        if name.fullmatch(left) is None:
+            continue
+        # One that is locked, or may not be opened or removed, is somebody else's.
+        with suppress(OSError):
+            descriptor = _locked(path.with_name(left), 0, only=True)
+            try:
+                path.with_name(left).unlink()
+            finally:
+                os.close(descriptor)
+
+
+def _locked(path: Path, flags: int, *, only: bool = False) -> int:
+    """Open a file that nobody else has locked, and lock it. Raises OSError.
+
+    only: whether a file is none to be opened that cannot be locked, as on a file system without locks.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if only:
+                os.close(descriptor)
+                raise
+            return descriptor
+        if is_locked_by(descriptor, path):
+            return descriptor
+        os.close(descriptor)  # another run took it for one that was left, and removed it
 
 
 def _write_object(url: str, write: Callable[[Path], None], *, overwrite: bool) -> None:

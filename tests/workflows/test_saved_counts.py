@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import tracemalloc
@@ -84,6 +85,35 @@ def test_a_file_takes_only_a_name_that_is_free(
             write_whole(path, write, overwrite=False)
         assert path.read_text() == "mine"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_run_left_of_a_file_is_removed(tmp_path: Path) -> None:
+    path, left = tmp_path / "f[1].csv", tmp_path / ".f[1].csv.4194305.partial"
+    others = [
+        tmp_path / name for name in (".f1.csv.7.partial", ".f[1].csv.mine.partial", "f[1].csv.7.partial")
+    ]
+    for each in (left, *others):
+        each.write_text("half")
+    written: list[Path] = []
+
+    def write(draft: Path) -> None:
+        """Another run writes the same output meanwhile, and leaves this one's file alone."""
+        written.append(draft)
+        draft.write_text("whole")
+        if len(written) == 1:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(os, "getpid", lambda: 4194306)
+                write_whole(path, write, overwrite=True)
+            assert draft.is_file()
+            assert not written[1].exists()
+
+    write_whole(path, write, overwrite=True)
+    assert path.read_text() == "whole"
+    assert sorted(tmp_path.iterdir()) == sorted([path, *others])
+    with left.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        write_whole(path, Path.touch, overwrite=True)
+        assert left.exists()
 
 
 def test_a_name_taken_for_a_file_without_hard_links_is_given_back(
