@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilewright.kernels.arguments import as_count, shown
 from tilewright.kernels.histograms.token_lists import Tokens, encoding_of, most_frequent
 from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline.cluster.here.worker import memory_limit
@@ -112,9 +113,13 @@ class Histogram:
 
     def top(self, k: int = 10) -> list[tuple[str, int]]:
         """The ``k`` most frequent bins, the most frequent first, and how often they occur; of equally frequent ones the
-        first in the order of the bins first. Bins that do not occur are not among them."""
+        first in the order of the bins first. Bins that do not occur are not among them. OptionError where ``k`` is no
+        whole number of 0 or more."""
+        most = as_count(k)
+        if most is None or most < 0:
+            raise OptionError(f"k={shown(k)} is no number of bins; give a whole number of 0 or more")
         totals = self.totals
-        return [(self.label(place), int(totals[place])) for place in most_frequent(totals, k).tolist()]
+        return [(self.label(place), int(totals[place])) for place in most_frequent(totals, most).tolist()]
 
     def to_pandas(self) -> pd.Series | pd.DataFrame:
         """The counts as pandas has them, each bin under its label.

@@ -319,6 +319,19 @@ def test_sparse_rows_that_do_not_fit_lie_in_files(rng: np.random.Generator) -> N
     np.testing.assert_array_equal(np.asarray(counts), table)
 
 
+def test_the_most_frequent_are_as_many_as_asked_for() -> None:
+    found = Histogram("word", np.array([1, 3, 2]), ("a",), 0, 1, "CPU", 1.0, Tokens.of([b"a", b"b", b"c"]))
+    assert [found.top(k) for k in (0, np.int64(2), 10**30)] == [
+        [],
+        [("b", 3), ("c", 2)],
+        [("b", 3), ("c", 2), ("a", 1)],
+    ]
+    wrong: list[Any] = [-1, True, 2.0, None, "2"]
+    for k in wrong:
+        with pytest.raises(OptionError, match="is no number of bins; give a whole number of 0 or more"):
+            found.top(k)
+
+
 @pytest.mark.parametrize("by", ["letter", "word"])
 def test_frames_hold_names_that_are_no_utf8(without_dask: Client, tmp_path: Path, by: str) -> None:
     pytest.importorskip("pandas")
