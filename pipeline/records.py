@@ -64,6 +64,7 @@ class Record:
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
         self._descriptor = descriptor
+        self._head: dict[str, Any] = {}
         self._torn = False
         """Whether the file ends in the middle of a line."""
         self._lock = threading.Condition()
@@ -74,6 +75,7 @@ class Record:
 
     def _begin(self, head: dict[str, Any], resume: bool) -> None:
         """Make sure that the first line says what is computed. Raises OptionError where it says something else."""
+        self._head = {"version": VERSION, **head}
         begins = os.pread(self._descriptor, len(_BEGIN), 0)
         if begins != _BEGIN[: len(begins)]:
             raise OptionError(f"{self.path} holds something else than finished pieces; give another place")
@@ -84,19 +86,18 @@ class Record:
         if found is None and os.fstat(self._descriptor).st_size == len(data):
             # New, or its run was killed before the first line was whole.
             os.ftruncate(self._descriptor, 0)
-            self._write({"version": VERSION, **head})
+            self._write(self._head)
             sync_descriptor(self._descriptor)
             sync_folder(self.path.parent)
         else:
-            self._check_head(found, {"version": VERSION, **head})
+            self._check_head(found, "the first")
         self._torn = not self._ends_whole()
         self._syncing.start()
 
-    def _check_head(self, found: dict[str, Any] | None, head: dict[str, Any]) -> None:
+    def _check_head(self, found: dict[str, Any] | None, which: str) -> None:
         if found is None:
-            raise StoreError(
-                f"the first line of {self.path} is damaged, so nobody knows what it is of; {ANEW}"
-            )
+            raise StoreError(f"{which} line of {self.path} is damaged, so nobody knows what it is of; {ANEW}")
+        head = self._head
         differing = [name for name in head if found.get(name) != head[name]]
         if not differing:
             return
@@ -106,11 +107,17 @@ class Record:
         raise OptionError(f"{self.path} keeps pieces of other work: {said}; {ANEW}")
 
     def entries(self) -> Iterator[tuple[Line, dict[str, Any]]]:
-        """What earlier runs finished, in the order in which they did, without what is damaged."""
+        """What earlier runs finished, in the order in which they did, without what is damaged.
+
+        Raises OptionError and StoreError as for the first line where the lines of another record were put behind these.
+        """
         lines = self._lines()
         next(lines, None)
         for line, data in lines:
-            if (entry := self._parsed(line, data)) is not None:
+            entry = self._parsed(line, data)
+            if data.startswith(_BEGIN):
+                self._check_head(entry, "another first")
+            elif entry is not None:
                 yield line, entry
 
     def entry(self, line: Line) -> dict[str, Any]:

@@ -56,6 +56,29 @@ def test_a_record_that_was_torn_anywhere_keeps_its_whole_lines(tmp_path: Path) -
             assert keep(path) == [*expected, 40], "what is appended behind a torn line counts"
 
 
+def test_lines_of_another_record_count_where_they_are_of_the_same_work(tmp_path: Path) -> None:
+    """As where somebody puts the records of several jobs one behind the other."""
+    one, other = tmp_path / "one", tmp_path / "other"
+    keep(one, 1, 2)
+    keep(other, 3)
+    both = one.read_bytes() + other.read_bytes()
+    one.write_bytes(both)
+    assert keep(one, 4) == [1, 2, 3]
+    assert keep(one) == [1, 2, 3, 4]
+    with open_record(other, HEAD | {"by": "word"}, resume=False) as record:
+        record.append({"piece": 5})
+    one.write_bytes(both + other.read_bytes())
+    with pytest.raises(
+        OptionError, match=r'one keeps pieces of other work: by is "word" there and "byte" here'
+    ):
+        keep(one)
+    lines = both.splitlines(keepends=True)
+    lines[3] = lines[3].replace(b"test", b"text")
+    one.write_bytes(b"".join(lines))
+    with pytest.raises(StoreError, match=r"another first line of .*one is damaged"):
+        keep(one)
+
+
 @given(at=st.integers(0), bit=st.integers(0, 7))
 def test_a_flipped_bit_costs_one_line_at_most(
     at: int, bit: int, tmp_path_factory: pytest.TempPathFactory
