@@ -460,7 +460,7 @@ class Nearest(_Rows):
             return
         self._ordered = self._ordered and first_column >= self._end
         self._end = max(self._end, first_column + b.shape[0])
-        held = len(self._scratch)
+        held, self._shuffled = len(self._scratch), None
         side = self._side(b, 1, factors)
         for stretch in self._stretches:
             self._take(stretch, side, first_column)
