@@ -14,6 +14,7 @@ compared with all (`device.Nearest`).
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -111,6 +112,7 @@ def words_of_band(
     precision: PrecisionName = "full",
     stream: Any = DEFAULT_STREAM,
     target: Callable[[], np.ndarray | None] = lambda: None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> np.ndarray | None:
     """What pairs of two rows, of which the later is no earlier than ``first``, say of the nearest of each row: words
     (rows of a, `capacity.kept_of`) (`words`), of which those of several bands together (`words.neighbours_of_bands`)
@@ -118,10 +120,11 @@ def words_of_band(
     takes them.
 
     a: (n, d), a Numba device array of all rows up to the last of the band. target: called while the GPU works; gives
-    what the words are put into and returned in, uint64 and C-contiguous, or None for a new array.
+    what the words are put into and returned in, uint64 and C-contiguous, or None for a new array. meanwhile: called
+    once, as soon as the GPU has work: what is to be done beside it may begin.
     """
     mutual = Mutual(a, k, exclude_self, metric=metric, factors=None, precision=precision, stream=stream)
-    return mutual.find(first, target) if mutual.pays else None
+    return mutual.find(first, target, meanwhile) if mutual.pays else None
 
 
 class Mutual(_Rows):
@@ -149,22 +152,32 @@ class Mutual(_Rows):
         return self._a.planes is not None
 
     def find(
-        self, first_row: int = 0, target: Callable[[], np.ndarray | None] = lambda: None
+        self,
+        first_row: int = 0,
+        target: Callable[[], np.ndarray | None] = lambda: None,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> np.ndarray | None:
         """The best of each row, words (rows, kept), by pairs whose later row is ``first_row`` or behind it; None where
         lists were too short, and still were when what did not fit was multiplied again. target: gives where they are to
-        be put."""
+        be put. meanwhile: as of `words_of_band`."""
+        begin = functools.cache(meanwhile)
         band = first_row // STRETCH_UNIT * STRETCH_UNIT  # who merges bands counts no pair twice
         for shuffled, patient in ATTEMPTS:
             if shuffled and not self._has_room(self._a, WORD_NBYTES * self._capacity):
                 continue
-            found = self._find(band, target, shuffled=shuffled, patient=patient)
+            found = self._find(band, target, begin, shuffled=shuffled, patient=patient)
             if found is not None:
                 return found
         return None
 
     def _find(
-        self, band: int, target: Callable[[], np.ndarray | None], *, shuffled: bool, patient: bool
+        self,
+        band: int,
+        target: Callable[[], np.ndarray | None],
+        begin: Callable[[], None],
+        *,
+        shuffled: bool,
+        patient: bool,
     ) -> np.ndarray | None:
         """`find`, of bands that begin with whole tiles. shuffled: whether rows are taken in no order. patient: whether
         to go on where lists were too short before the last stage, which has most pairs."""
@@ -181,15 +194,18 @@ class Mutual(_Rows):
         # In order, the columns to come are behind those that were seen: what equals a bound is too late.
         mode = 0 if shuffled else 1
         for number, (stage, span) in enumerate(merged):
-            if number == before_last and not patient and flags.copy_to_host(stream=stream).any():
-                self._wait()
-                del self._scratch[held:]
-                return None
+            if number == before_last and number and not patient:
+                begin()
+                if flags.copy_to_host(stream=stream).any():
+                    self._wait()
+                    del self._scratch[held:]
+                    return None
             if span is None:
                 merge(stretch, words, flags, number, mode, stream, (0, stage[0]))
             else:
                 self._compare(stretch, words, stage, *span)
                 merge(stretch, words, flags, number, mode, stream, stage)
+        begin()
         memory = target()
         lasts, firsts = flags.copy_to_host(stream=stream).astype(np.int64).reshape(2, -1)
         self._wait()

@@ -329,14 +329,14 @@ def _found_in_band(
 
         looked: Future[int] | None = None
 
-        def target() -> np.ndarray | None:
+        def begin_to_look() -> None:
             nonlocal looked
-            looked = pool.submit(
-                look
-            )  # not while the GPU's work is enqueued, which wants the interpreter's lock
+            looked = pool.submit(look)  # once the GPU has work: to enqueue it wants the interpreter's lock
+
+        def target() -> np.ndarray | None:
             return None if opened is None else opened.result()
 
-        words = mutual.words_of_band(items, first, work.k, target=target, **options)
+        words = mutual.words_of_band(items, first, work.k, target=target, meanwhile=begin_to_look, **options)
         looked = looked or pool.submit(look)
         every = None
         if words is None and not first and stop == work.n:

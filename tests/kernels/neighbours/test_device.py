@@ -322,8 +322,12 @@ def by_bands(
             "precision": precision,
         }
         target_of = partial(memory.__getitem__, slice(place, place + stop))
-        found = mutual.words_of_band(to_device(a[:stop]), first, k, target=target_of, **options)
+        begun: list[int] = []
+        found = mutual.words_of_band(
+            to_device(a[:stop]), first, k, target=target_of, meanwhile=partial(begun.append, 1), **options
+        )
         assert found is not None
+        assert begun == [1]
         assert np.shares_memory(found, memory)
         place += stop
     return words.neighbours_of_bands(memory, edges[1:], k, order.sum_dtype(a.dtype, a.dtype), metric)

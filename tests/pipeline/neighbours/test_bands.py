@@ -256,8 +256,10 @@ class ByNumPy:
         metric: Any,
         exclude_self: bool,
         target: Any,
+        meanwhile: Any,
         **options: Any,
     ) -> np.ndarray | None:
+        meanwhile()
         memory = target()
         if not self._could(first):
             return None
