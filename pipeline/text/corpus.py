@@ -219,7 +219,7 @@ def _listed(given: Sequence[str], reading: Reading, apart: Path | None) -> Corpu
     absolute_folder, real_folder = cache(_absolute), cache(os.path.realpath)  # for each folder, not each file
     passed_over = os.path.realpath(apart) if apart is not None else None
     looked_at = least_looked_at()
-    repeated = links = special = broken = 0
+    repeated = links = special = 0
     for path in given:
         if is_url(path):
             root, again = _list_url(path, reading, left_out, told, documents, status)
@@ -256,11 +256,10 @@ def _listed(given: Sequence[str], reading: Reading, apart: Path | None) -> Corpu
                 name = as_named + last
                 try:
                     facts = os.stat(name)
-                except (OSError, ValueError):
-                    if not (is_folder and os.path.islink(name)):
+                except (OSError, ValueError) as error:
+                    if not is_folder or not left_out.passes(name, error, reading):
                         _stat(name)  # says why
                         raise
-                    broken += 1
                     continue  # found on the way, not asked for: it must not keep the rest from being counted
                 # Most names are all three at once: a million of them take memory.
                 absolute = name if as_absolute == as_named else as_absolute + last
@@ -285,7 +284,7 @@ def _listed(given: Sequence[str], reading: Reading, apart: Path | None) -> Corpu
         for count, noun, what in (
             (repeated, "file", "named more than once, counted once"),
             (links, "link", "to folders not followed; name the folders themselves to count them"),
-            (broken, "link", "to nowhere not counted"),
+            (left_out.broken, "link", "to nowhere not counted"),
             (special, "special file", "(socket, pipe or device) not counted"),
         )
         if count

@@ -63,8 +63,27 @@ class LeftOut:
     outputs: int = 0
     unwanted: int = 0
     unwanted_folders: int = 0
+    broken: int = 0
+    """Links to nowhere."""
+    gone: int = 0
+    """Files that a folder no longer had when they were looked at."""
     unlisted: list[tuple[str, str]] = field(default_factory=list)
-    """Folders that could not be listed, and why."""
+    """Folders that could not be listed and files that could not be looked at, and why."""
+
+    def passes(self, name: str, error: Exception, reading: Reading) -> bool:
+        """Whether the rest is counted without a file found below a folder that could not be looked at: a link to
+        nowhere, one that is gone, as a program's temporary files are, or any where bad files are left out."""
+        if os.path.islink(name):
+            self.broken += 1
+        elif isinstance(error, FileNotFoundError):
+            self.gone += 1
+        elif reading.leaves_out:
+            self.unlisted.append(
+                (name, f"cannot look at {name}: {getattr(error, 'strerror', None) or error}")
+            )
+        else:
+            return False
+        return True
 
     def choose(
         self,
@@ -132,6 +151,7 @@ class LeftOut:
                     "of Tilewright not counted; name one to count it",
                 ),
                 (self.unwanted, "file", "files", "left out by include and exclude"),
+                (self.gone, "file", "files", "gone again when their folder had been listed"),
                 (self.unwanted_folders, "folder", "folders", "left out by exclude"),
             )
             if count

@@ -21,7 +21,7 @@ from tests.pipeline.text.formats.test_layers import tarred
 from tests.pipeline.text.test_counting import cpu_workers, dense, naive_counts
 from tilewright.kernels.histograms.token_kinds import any_kind_named
 from tilewright.pipeline.errors import CompressedError, CorpusError
-from tilewright.pipeline.text import blocks
+from tilewright.pipeline.text import blocks, corpus
 from tilewright.pipeline.text.corpus import Document, Look, list_corpus
 from tilewright.pipeline.text.counting import count_corpus
 from tilewright.pipeline.text.formats import listing
@@ -202,6 +202,48 @@ def test_folders_that_cannot_be_listed_are_left_out_and_listed(
     assert tw.duplicates(folder, cluster=client, on_error="report").bad == found.bad
     with pytest.raises(CorpusError, match=f"no files in {closed}; .* at least: {told}"):
         tw.histogram(closed, cluster=client, on_error="report")
+
+
+def test_a_file_that_is_gone_when_it_is_looked_at_is_none_of_the_corpus(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a program's temporary files are, where the corpus grows while it is counted."""
+    kept = len(list_corpus([folder]).documents)
+    (folder / "03passing.tmp").write_text("gone")
+    below = corpus.below
+
+    def removed_then(*given: Any) -> Any:
+        for found in below(*given):
+            (folder / "03passing.tmp").unlink(missing_ok=True)
+            yield found
+
+    monkeypatch.setattr(corpus, "below", removed_then)
+    found = list_corpus([folder])
+    assert len(found.documents) == kept
+    assert "1 file gone again when their folder had been listed" in found.notes
+    with pytest.raises(CorpusError, match=r"cannot find .*03passing.tmp: No such file"):
+        list_corpus([folder, folder / "03passing.tmp"])
+
+
+def test_a_file_that_cannot_be_looked_at_is_left_out_where_that_is_asked_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a file system of which a part does not answer."""
+    look = os.stat
+
+    def stat(path: Any, *given: Any, **options: Any) -> os.stat_result:
+        if str(path).endswith("03lost"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return look(path, *given, **options)
+
+    (folder / "03lost").write_text("lost")
+    monkeypatch.setattr(corpus.os, "stat", stat)
+    with pytest.raises(CorpusError, match=r"03lost: Input/output error"):
+        list_corpus([folder])
+    found = list_corpus([folder], reading=reading_of(on_error="report"))
+    assert [(Path(name).name, why.partition(": ")[2]) for name, why in found.unlisted] == [
+        ("03lost", "Input/output error")
+    ]
 
 
 @pytest.mark.parametrize("pattern", ["05closed/", "05*/", "05closed/**", "05c**"])
