@@ -150,7 +150,7 @@ def _kind_named(by: str, casefold: bool, normalise: FormName | None) -> Kind | T
         return KINDS[known]
     raise OptionError(
         f"by={shown(by)} is no kind of histogram; it may be {', '.join(map(repr, (*KINDS, *_OPEN)))}, or 'ngram:N' of"
-        f" words, 'ngram:N:character' or 'ngram:N:byte'{did_you_mean(by, (*KINDS, *_OPEN))}"
+        f" words, 'ngram:N:character' or 'ngram:N:byte'{did_you_mean(by, (*KINDS, *_OPEN, f'ngram:{LEAST_N}'))}"
     )
 
 

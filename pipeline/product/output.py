@@ -534,15 +534,16 @@ def check_no_link(path: Path) -> None:
         )
 
 
-def exists_error(name: str, *, replaceable: bool = True) -> OutputExistsError:
+def exists_error(name: str, *, replaceable: bool = True, found: str = "") -> OutputExistsError:
     """What to raise where something stands in an output's place and is not to be replaced; replaceable: whether it
-    would be if that were asked for."""
+    would be if that were asked for. found: what it is, where that is known."""
     if replaceable:
         return OutputExistsError(
             f"output: {name} exists; choose another path, or ask to overwrite it (--overwrite)"
         )
+    told = f", being {found}" if found else ""
     return OutputExistsError(
-        f"output: {name} exists, and is nothing that would be replaced; choose another path"
+        f"output: {name} exists, and is nothing that would be replaced{told}; choose another path"
     )
 
 

@@ -20,6 +20,7 @@ from tilewright.pipeline.product.output import (
     check_place_free,
     exists_error,
     growing_folder,
+    is_array_folder,
     partial_path,
     remove_growing,
     replaced_path,
@@ -35,7 +36,13 @@ from tilewright.pipeline.store.arrays import (
 )
 from tilewright.pipeline.store.chunks import METADATA_NAMES
 from tilewright.pipeline.store.locks import LEASE_NAME, take_lease
-from tilewright.pipeline.store.new.groups import format_around, make_groups, metadata_in, renew_consolidated
+from tilewright.pipeline.store.new.groups import (
+    GROUP_NAME,
+    format_around,
+    make_groups,
+    metadata_in,
+    renew_consolidated,
+)
 from tilewright.pipeline.store.new.names import check_folder_of, check_zarr_ending
 from tilewright.pipeline.store.objects import Objects, objects_at
 from tilewright.pipeline.store.probe import KEY_START
@@ -110,7 +117,17 @@ def check_group_free(path: Path, kind: str, *, overwrite: bool) -> None:
     except OutputExistsError:
         if path.is_symlink():
             raise
-        raise exists_error(str(path), replaceable=of_kind) from None
+        raise exists_error(str(path), replaceable=of_kind, found=_told_of(path)) from None
+
+
+def _told_of(path: Path) -> str:
+    """What stands at a local path, for an error."""
+    if not path.is_dir():
+        return "a file"
+    if is_array_folder(path):
+        return "an array, where a group is to be written"
+    is_group = any((path / name).is_file() for name in (GROUP_NAME, METADATA_NAMES[3]))
+    return "a group of something else" if is_group else "a folder of something else"
 
 
 def missing_folders(path: Path | None) -> list[Path]:

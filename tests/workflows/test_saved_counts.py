@@ -221,5 +221,5 @@ def test_an_array_is_replaced_by_counts_that_are_one_and_by_nothing_else(tmp_pat
     with pytest.raises(OutputExistsError, match=r"exists; choose another path, or ask to overwrite"):
         check_outputs([], path, None, overwrite=False, arrays=True)
     for by, per_document in (("word", False), ("codepoint", True)):
-        with pytest.raises(OutputExistsError, match="nothing that would be replaced"):
+        with pytest.raises(OutputExistsError, match="would be replaced, being an array, where a group is"):
             check_outputs([], path, None, overwrite=True, arrays=makes_array(by, per_document=per_document))

@@ -420,6 +420,7 @@ def test_word_characters_are_those_of_the_rule() -> None:
     [
         ("sentence", {}, "'ngram:N' of words"),
         ("ngram:N", {}, "no kind of histogram"),
+        ("ngrams", {}, "did you mean 'ngram:2'"),
         ("ngram:1", {}, "n-grams of 1; they may have 2 to 5"),
         ("ngram:3:line", {}, "they are of word, character, byte"),
         ("line", {"casefold": True}, "casefold is for words"),
