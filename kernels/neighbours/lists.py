@@ -46,9 +46,9 @@ def merge_function(capacity: int, kept: int, integer: bool) -> Any:
 
     words: (rows, capacity), as many of a row as its counter says, if there are so many. best: (rows, kept) in falling
     order, 0 where there is none. bounds: uint32 (3, rows), the bits of each row's bound, its factor's, its counter.
-    floors: uint32 (rows,), orders below which a bound must not fall. overflow: uint32, two
-    words for each launch, of those of whose lists one was too short: in the first half the last such row + 1, in the
-    second 2**32 - 1 less the first. mode: 0: bounds admit what equals the worst of the best; 1: they do not, where all
+    floors: uint32 (rows,), orders below which a bound must not fall. overflow: uint32, two words
+    for each launch, written where a list was too short: in the first half the last such row + 1, in the second
+    2**32 - 1 less the first. mode: 0: bounds admit what equals the worst of the best; 1: they do not, where all
     columns to come have larger numbers; 2: only floors are set, by the worst of these lists, and the best stay empty.
 
     A list may hold what is among the best already. One block of a warp a row, from row ``first`` on; shared memory for

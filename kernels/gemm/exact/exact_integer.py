@@ -96,17 +96,16 @@ class Engine:
     """``compiled(config)``: what `launch_product` launches."""
 
 
-STAGES, BOXES = 4, 2
+BOXES = 2
 """Of products whose sums are C's elements: these leave through shared memory (`Config.boxes`)."""
 
 
 def _config(kind_a: str, kind_b: str, c_type: Any, plan_kind: int = -1) -> Config:
-    if c_type == types.int32 and plan_kind != RESIDUES:
-        return Config(kind_a, kind_b, c_type, plan_kind=plan_kind, stages=STAGES, boxes=BOXES)
-    return Config(kind_a, kind_b, c_type, plan_kind=plan_kind)
+    boxes = BOXES if c_type == types.int32 and plan_kind != RESIDUES else 0
+    return Config(kind_a, kind_b, c_type, plan_kind=plan_kind, boxes=boxes)
 
 
-WGMMA = Engine(lambda *given, **more: _config(*given, **more), launch_product, compiled)
+WGMMA = Engine(_config, launch_product, compiled)
 """Hopper's, compute capability 9.0 alone."""
 MMA = Engine(mma_launch.config_here, mma_launch.launch_product, mma_launch.compiled)
 """``mma.sync``, which every GPU since 8.0 has."""

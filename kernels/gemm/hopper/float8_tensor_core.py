@@ -35,7 +35,6 @@ from tilewright.kernels.gemm.hopper.wgmma_launch import launch_product, output_o
 
 PROMOTED_STAGES = 1
 """Stages of k whose products the tensor cores add up."""
-STAGES, BOXES = 5, 1
 INTERVAL = PROMOTED_STAGES * STAGE_DEPTH_NBYTES
 """The same in elements of k."""
 BYTES = np.dtype(np.uint8)
@@ -46,9 +45,7 @@ def config_of(kind_a: str, kind_b: str) -> Config:
     """A tile of 128 × 192: of one as wide as int8's, sums and totals would not fit into the registers. C leaves through
     shared memory: at this rate of products a tile's stores from registers, each to eight lines, take a tenth of the
     time."""
-    return Config(
-        kind_a, kind_b, types.float32, promoted=PROMOTED_STAGES, tile_n=192, stages=STAGES, boxes=BOXES
-    )
+    return Config(kind_a, kind_b, types.float32, promoted=PROMOTED_STAGES, tile_n=192, stages=5, boxes=1)
 
 
 def launch(a: Any, b: Any, c: Any, accumulate: bool, stream: Any, *, lower: bool = False) -> None:

@@ -6,7 +6,7 @@ and at most 0 (`L2`). Scores that are at least the row's bound are appended to a
 score and then by column: the larger is the better, and of equal scores the one in the smaller column.
 
 A first look at all the scores of a thread is one comparison each. Where a warp has found any it walks the groups of
-eight columns in which it did. Few tiles have more than some such groups, so that what is compiled is a short loop that
+eight columns in which it did. Few warps have more than a handful, so that what is compiled is a short loop that
 picks a group's scores out of the registers: written out for all groups it took longer to fetch than to do. What is
 found waits in shared memory until there is one for each thread of the warp, perhaps for tiles: then each takes a place
 of a list by an atomic addition, and writes a word there. So a warp waits once for 32 answers of the second-level cache,
