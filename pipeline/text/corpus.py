@@ -138,7 +138,7 @@ class Corpus:
     cautions: tuple[str, ...] = ()
     """What is counted otherwise than its form lets expect, as text for people."""
     unlisted: tuple[tuple[str, str], ...] = ()
-    """Folders that could not be listed, where those are left out, and why."""
+    """Folders that could not be listed and files that could not be looked at, where those are left out, and why."""
 
     @property
     def nbytes(self) -> int:
