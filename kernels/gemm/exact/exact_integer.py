@@ -89,7 +89,8 @@ class Engine:
     """
 
     config: Callable[..., Any]
-    """``config(kind_a, kind_b, c_type, plan_kind=-1)``: what `launch_product` takes first."""
+    """``config(kind_a, kind_b, c_type, plan_kind=-1, least=False)``, and what else such a configuration has: what
+    `launch_product` takes first."""
     launch_product: Callable[..., None]
     """As `wgmma_launch.launch_product`."""
     compiled: Callable[[Any], Launchable]
@@ -100,9 +101,11 @@ BOXES = 2
 """Of products whose sums are C's elements: these leave through shared memory (`Config.boxes`)."""
 
 
-def _config(kind_a: str, kind_b: str, c_type: Any, plan_kind: int = -1) -> Config:
-    boxes = BOXES if c_type == types.int32 and plan_kind != RESIDUES else 0
-    return Config(kind_a, kind_b, c_type, plan_kind=plan_kind, boxes=boxes)
+def _config(
+    kind_a: str, kind_b: str, c_type: Any, plan_kind: int = -1, *, least: bool = False, **more: Any
+) -> Config:
+    boxes = BOXES if c_type == types.int32 and plan_kind != RESIDUES and not least else 0
+    return Config(kind_a, kind_b, c_type, plan_kind=plan_kind, least=least, boxes=boxes, **more)
 
 
 WGMMA = Engine(_config, launch_product, compiled)
