@@ -27,7 +27,6 @@ from numba.cuda import types
 
 from tilewright.kernels.gemm.base import Capability, GemmKernel, Operand, Problem, Variant
 from tilewright.kernels.gemm.cores.repitch import Matrix, matrix
-from tilewright.kernels.gemm.cores.warp_tiled_launch import WARP_TILED
 from tilewright.kernels.gemm.exact import byte_planes, scaled_passes
 from tilewright.kernels.gemm.exact.exact_integer import (
     CLUSTER,
@@ -70,6 +69,7 @@ from tilewright.kernels.gemm.hopper.wgmma_launch import (
     read_plan,
     variant,
 )
+from tilewright.kernels.gemm.ladder.tiled import TILED
 from tilewright.kernels.gemm.scratch import borrowed
 from tilewright.kernels.gemm.tensor import mma, mma_launch
 from tilewright.kernels.gemm.tensor.double_tensor_core import DOUBLE_TENSOR_CORE
@@ -247,7 +247,7 @@ def launch(
             other = next(
                 kernel for kernel in _others(dtype) if kernel.supports(_problem(*panels, whole_c, add, dtype))
             )
-            other.launch(*panels, whole_c, add, stream, lower=lower)
+            other.launch(*panels, whole_c, add, stream, **({"lower": True} if lower else {}))
 
 
 def _panel(a: Lines, b: Lines, output: Output, accumulate: bool, stream: Any, engine: Engine) -> int | None:
@@ -327,7 +327,7 @@ def _problem(a: Matrix, b: Matrix, c: Matrix, accumulate: bool, dtype: np.dtype)
 
 def _others(dtype: np.dtype) -> tuple[GemmKernel, ...]:
     """The kernels that multiply what residues do not, the first that can."""
-    return (DOUBLE_TENSOR_CORE, WARP_TILED) if dtype == FLOAT64 else (SPLIT, SPLIT_MMA)
+    return (DOUBLE_TENSOR_CORE, TILED) if dtype == FLOAT64 else (SPLIT, SPLIT_MMA)
 
 
 def _worthwhile(problem: Problem) -> bool:

@@ -327,11 +327,14 @@ class Output:
 
     @property
     def planes(self) -> Planes | None:
-        """C of 16- or 32-bit elements for the copy engine, if it takes it."""
-        line = self.c_type.bitwidth // 8 * self.row_stride
+        """C of 16- or 32-bit elements for the copy engine, if it takes it: it writes 16 bytes at a time, so that rows
+        must also end with such, or what lies behind them would be written over."""
+        itemsize = self.c_type.bitwidth // 8
+        line = itemsize * self.row_stride
         kind = STORED_KINDS[self.c_type.bitwidth]
         planes = Planes(self.address, self.columns, self.rows, 1, line, line * self.rows, kind)
-        aligned = self.column_stride == 1 and self.row_stride >= self.columns
+        in_words = self.columns * itemsize % 16 == 0
+        aligned = self.column_stride == 1 and self.row_stride >= self.columns and in_words
         return planes if aligned and planes.loadable else None
 
 

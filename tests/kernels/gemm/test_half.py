@@ -21,6 +21,8 @@ from tilewright.kernels.tolerance import tolerance
 
 SIDES = (1, 127, 128, 129, 300, 1000, 2049)
 DTYPES = ("i1", "i2", "i4", "i8", "f2", "f4", "f8", "c8", "c16")
+CUT_BY_ITSELF = ("f4", "c8")
+"""Of these half a product is cut into launches of its own: an element's sum may be in another order than in all."""
 
 
 def halving() -> list[GemmKernel]:
@@ -164,7 +166,12 @@ def test_half_of_a_product_is_that_half_of_all_of_it(side: int, dtype: str) -> N
         (whole, fetch), (half, fetch_half) = (naive.device_twin(out.T if transposed else out) for _ in "ab")
         matmul(on_a, on_b, whole, accumulate=accumulate)
         matmul(on_a, on_b, half, accumulate=accumulate, lower=True)
-        np.testing.assert_array_equal(np.tril(fetch_half()), np.tril(fetch()))
+        found, expected = np.tril(fetch_half()), np.tril(fetch())
+        if dtype in CUT_BY_ITSELF:
+            scale = np.abs(a) @ np.abs(b) + 1
+            assert (np.abs(found - expected) <= 2 * tolerance(200, dtype, scale)).all()
+        else:
+            np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.gpu
@@ -176,6 +183,8 @@ def test_half_of_a_product_is_that_half_of_all_of_it(side: int, dtype: str) -> N
     ids=lambda kernel: kernel.name,
 )
 def test_each_kernel_that_halves_computes_that_half(kernel: GemmKernel, side: int) -> None:
+    from numba import cuda
+
     from tilewright.kernels.gemm.product import describe
 
     tried = 0
@@ -183,12 +192,12 @@ def test_each_kernel_that_halves_computes_that_half(kernel: GemmKernel, side: in
     for depth, dtype, precision in itertools.product((400, 4000), DTYPES, precisions):
         if depth > 400 and (tried or side < 2000):
             break  # only for those that are worth their preparations where a product is large
-        a, b = values((side, depth), dtype), values((depth, side), dtype)
-        (on_a, _), (on_b, _) = (naive.device_twin(array) for array in (a, b))
         (whole, fetch), (half, fetch_half) = (naive.device_twin(np.zeros((side, side), dtype)) for _ in "ab")
-        if not kernel.supports(describe(on_a, on_b, whole, precision=precision)):
+        places = [cuda.device_array(sides, dtype) for sides in ((side, depth), (depth, side))]
+        if not kernel.supports(describe(*places, whole, precision=precision)):
             continue
         tried += 1
+        on_a, on_b = (naive.device_twin(values(place.shape, dtype))[0] for place in places)
         kernel.launch(on_a, on_b, whole, False, 0)
         kernel.launch(on_a, on_b, half, False, 0, lower=True)
         found = fetch_half()

@@ -292,6 +292,30 @@ def test_small_products_are_exact(
             np.testing.assert_array_equal(got, (want + 1).astype(np.float32).astype(of_c).astype(np.float64))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("behind", [0, 1, 3, 4, 7, 8])
+@pytest.mark.parametrize(
+    "dtypes", [*HALVES, BYTES[0], (FLOAT8[0], FLOAT8[1], "float32")], ids=lambda dtypes: str(dtypes[0])
+)
+def test_nothing_behind_the_rows_of_c_is_written(
+    dtypes: tuple[Any, ...], behind: int, rng: np.random.Generator
+) -> None:
+    """The copy engine writes 16 bytes at a time, where C's rows begin at multiples of it."""
+    of_a, of_b, of_c = (np.dtype(name) for name in dtypes)
+    m, n, k = 300, 600 - behind, 128
+    a, b = rng.integers(-3, 4, (m, k)).astype(of_a), rng.integers(-3, 4, (k, n)).astype(of_b)
+    held = np.full((m, n + behind), 77, of_c)
+    whole = to_device(held)
+    matmul(to_device(a), to_device(b), out=strided_view(whole, (m, n), held.strides), dtype=of_c)
+    found = (
+        strided_view(whole, held.shape, held.strides, np.dtype(f"u{of_c.itemsize}")).copy_to_host().view(of_c)
+    )
+    np.testing.assert_array_equal(
+        found[:, :n].astype("f4"), (a.astype("f4") @ b.astype("f4")).astype(of_c).astype("f4")
+    )
+    assert (found[:, n:] == held[:, n:]).all()
+
+
 RUNGS_OF_SMALL = {
     np.dtype("float16"): ("float16-wgmma", "float16-mma"),
     BFLOAT16: ("bfloat16-wgmma", "bfloat16-mma"),
