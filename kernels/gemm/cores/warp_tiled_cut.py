@@ -182,7 +182,6 @@ def _fastest(
     dtype: np.dtype,
     layouts: tuple[str, str],
     processors: int,
-    diagonal: int | None = None,
 ) -> tuple[float, Part]:
     def options() -> list[tuple[float, Part]]:
         found = []
@@ -198,7 +197,7 @@ def _fastest(
                     or m * n * splits * dtype.itemsize > MAX_PARTIAL_NBYTES
                 ):
                     continue
-                spent = cycles(m, n, k, dtype, candidate, splits, processors, diagonal)
+                spent = cycles(m, n, k, dtype, candidate, splits, processors)
                 found.append((spent, Part(0, 0, m, n, candidate.tiling, depth, splits)))
         return found
 
@@ -225,8 +224,12 @@ def cut(
     lower: bool = False,
 ) -> tuple[Part, ...]:
     """The launches that make up a product, or the part of it on and below the diagonal; they write disjoint parts of
-    C."""
-    spent, whole = _fastest(m, n, k, dtype, layouts, processors, 0 if lower else None)
+    C.
+
+    That part is cut as all of C is, or not at all: whichever takes less by its own waves of tiles. Its tiles are those
+    of all of C, since of smaller ones, which would leave out more, the estimate is too good.
+    """
+    spent, whole = _fastest(m, n, k, dtype, layouts, processors)
     rows, columns = m % whole.tiling.block_m, n % whole.tiling.block_n
     best: tuple[Part, ...] = (whole,)
     strips = [(x, y) for x, y in ((rows, columns), (rows, 0), (0, columns)) if max(x, y) <= STRIP]
@@ -242,13 +245,25 @@ def cut(
             (m - strip_m, 0, strip_m, n),
         ):
             if height and width:
-                diagonal = row - column if lower else None
-                seconds, part = _fastest(height, width, k, dtype, layouts, processors, diagonal)
+                seconds, part = _fastest(height, width, k, dtype, layouts, processors)
                 total += seconds
                 parts.append(replace(part, row=row, column=column))
         if total < spent:
             spent, best = total, tuple(parts)
-    return best
+    if not lower:
+        return best
+    by_tiling = {one.tiling: one for one in (*candidates(dtype, *layouts), SHORT[dtype])}
+
+    def of_lower(parts: tuple[Part, ...]) -> float:
+        return sum(
+            cycles(
+                *(part.m, part.n, k, dtype, by_tiling[part.tiling], part.splits, processors),
+                part.row - part.column,
+            )
+            for part in parts
+        )
+
+    return min((whole,), best, key=of_lower)
 
 
 def _readable(outer: int, outer_stride: int, k: int, k_stride: int) -> bool:
