@@ -47,7 +47,8 @@ for sides, dtypes, layouts in itertools.product(SIDES, pairs, itertools.product(
     for kernel, precision in itertools.product(ladder(), ("full", "split", "tf32", "bf16", "fp16")):
         if not kernel.supports(problem_of(a, b, c, precision=precision)):
             continue
-        for lower, accumulate in itertools.product((False, True) if kernel.halves and m == n else (False,), (False, True)):
+        halves = (False, True) if kernel.halves and m == n else (False,)
+        for lower, accumulate in itertools.product(halves, (False, True)):
             kernel.launch(a, b, c, accumulate, Rehearsal(0), **({"lower": True} if lower else {}))
             launched[kernel.name] = launched.get(kernel.name, 0) + 1
 json.dump(launched, sys.stdout)
