@@ -121,17 +121,20 @@ def _pack(source: Any, panels: Any, start: int, stop: int) -> None:
                     panels[panel, step, i] = source[base + i, step]
 
 
-def packed(source: np.ndarray, width: int, pool: ThreadPoolExecutor) -> np.ndarray:
+def packed(source: np.ndarray, width: int, pool: ThreadPoolExecutor | None = None) -> np.ndarray:
     """An operand in panels of ``width`` lines: (panels, k, width), lines behind the last zero.
 
-    source: (lines, k), float32 or float64, any strides.
+    source: (lines, k), float32 or float64, any strides. Without a pool it is packed by this thread.
     """
     lines, depth = source.shape
     panels = np.empty((ceil_div(lines, width), depth, width), source.dtype)
     if panels.size:
         number = numba.from_dtype(source.dtype)
         pack = compiled(_pack, source_type(source.dtype), number[:, :, ::1], numba.int64, numba.int64)
-        on_threads(pool, pack, len(panels), source, panels)
+        if pool is None:
+            pack(source, panels, 0, len(panels))
+        else:
+            on_threads(pool, pack, len(panels), source, panels)
     return panels
 
 

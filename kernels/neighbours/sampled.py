@@ -2,7 +2,8 @@
 the many are nearest by them.
 
 BLAS is not asked. Its threads go on spinning after each product, and here many small ones are formed beside other work
-of the same cores: a million items of 384 elements took 22 seconds of processor time, with this loop 4.
+of the same cores: a million items of 384 elements took 22 seconds of processor time. The products are those of
+`tilewright.kernels.cpu.ordered_floats`, formed by the thread that asks.
 """
 
 from __future__ import annotations
@@ -15,59 +16,38 @@ import numpy as np
 from numba import njit
 
 from tilewright.kernels.cpu.loops import blocks, kept, read_only
+from tilewright.kernels.cpu.ordered_floats import add_product, packed, tiling
 from tilewright.kernels.neighbours.order import METRICS, MetricName
-from tilewright.kernels.numbers import round_up
+from tilewright.kernels.numbers import ceil_div, round_up
 
 _DOT, _COSINE, _L2 = range(len(METRICS))
 """The metrics in the loop, in the order of `METRICS`."""
-
-TOGETHER = 4
-"""Items whose sums are formed side by side: what is loaded of the sample serves all of them."""
 
 WIDE_NBYTES = 2**20
 """Of items in double precision, at a time: they stay in a core's cache."""
 
 
 @kept
-@njit(nogil=True, fastmath={"contract"})
-def _form(sampled, items, sums, squares):  # type: ignore[no-untyped-def]
-    """sampled: (elements, some), so that the innermost loops are of vectors. items: (many, elements), many a multiple
-    of `TOGETHER`."""
-    elements, some = sampled.shape
-    first_sums, second_sums, third_sums, fourth_sums = np.empty((TOGETHER, some))
-    for item in range(0, items.shape[0], TOGETHER):
-        first_sums[:] = 0.0
-        second_sums[:] = 0.0
-        third_sums[:] = 0.0
-        fourth_sums[:] = 0.0
-        for element in range(0, elements - 1, 2):
-            this, after = sampled[element], sampled[element + 1]
-            a, b = items[item, element], items[item, element + 1]
-            c, d = items[item + 1, element], items[item + 1, element + 1]
-            e, f = items[item + 2, element], items[item + 2, element + 1]
-            g, h = items[item + 3, element], items[item + 3, element + 1]
-            for one in range(some):
-                left, right = this[one], after[one]
-                first_sums[one] += a * left + b * right
-                second_sums[one] += c * left + d * right
-                third_sums[one] += e * left + f * right
-                fourth_sums[one] += g * left + h * right
-        for element in range(elements // 2 * 2, elements):
-            last = sampled[element]
-            a, c, e, g = items[item : item + TOGETHER, element]
-            for one in range(some):
-                first_sums[one] += a * last[one]
-                second_sums[one] += c * last[one]
-                third_sums[one] += e * last[one]
-                fourth_sums[one] += g * last[one]
-        for one in range(some):
-            sums[one, item] += first_sums[one]
-            sums[one, item + 1] += second_sums[one]
-            sums[one, item + 2] += third_sums[one]
-            sums[one, item + 3] += fourth_sums[one]
-    for item in range(items.shape[0]):
-        for element in range(elements):
-            squares[item] += items[item, element] * items[item, element]
+@njit(nogil=True)
+def _pack_items(items, numbers, panels, squares):  # type: ignore[no-untyped-def]
+    """Write items, (many, elements), as `add_product` takes a left operand, lines behind the last zero, and the sums of
+    their squares. numbers: of the elements' bits, which ``items`` then has, or nothing where it has numbers."""
+    width = panels.shape[2]
+    for panel in range(panels.shape[0]):
+        count = min(width, len(items) - panel * width)
+        mine = squares[panel * width : panel * width + count]
+        mine[:] = 0.0
+        if count < width:
+            panels[panel] = 0.0
+        for element in range(panels.shape[1]):
+            line = panels[panel, element]
+            for i in range(count):
+                if len(numbers):
+                    line[i] = numbers[np.int64(items[panel * width + i, element])]
+                else:
+                    line[i] = items[panel * width + i, element]
+            for i in range(count):
+                mine[i] += line[i] * line[i]
 
 
 def add_sampled_sums(sampled: np.ndarray, items: np.ndarray, sums: np.ndarray, squares: np.ndarray) -> None:
@@ -91,31 +71,26 @@ def add_sampled_sums(sampled: np.ndarray, items: np.ndarray, sums: np.ndarray, s
     >>> sums.tolist(), squares.tolist()
     ([[11.0, 17.0]], [25.0, 61.0])
     """
-    turned = np.ascontiguousarray(sampled.T, np.float64)
-    step = _together(items)
-    wide = np.empty((step, items.shape[1]))
+    sample, rows, step = _right(np.asarray(sampled, np.float64)), tiling().rows, _together(items)
+    left = np.empty((ceil_div(min(step, len(items)), rows), items.shape[1], rows))
     for part in blocks(len(items), step) if len(items) else ():
-        mine = wide[: part.stop - part.start]
-        mine[:] = items[part]
-        _add_wide(turned, mine, sums[:, part], squares[part])
+        mine = np.ascontiguousarray(items[part], np.float64)
+        panels, lengths = left[: ceil_div(len(mine), rows)], np.empty(len(mine))
+        products = np.zeros((len(panels) * rows, len(sample) * sample.shape[2]))
+        _pack_items(mine, np.empty(0), panels, lengths)
+        add_product(panels, sample, products)
+        sums[:, part] += products[: len(mine), : len(sums)].T
+        squares[part] += lengths
+
+
+def _right(sampled: np.ndarray) -> np.ndarray:
+    """The sample, (some, elements) of float64, as `add_product` takes a right operand."""
+    return packed(sampled, tiling().columns(sampled.dtype))
 
 
 def _together(items: np.ndarray) -> int:
     """How many items are looked at at a time."""
-    return round_up(max(1, WIDE_NBYTES // (8 * max(1, items.shape[1]))), TOGETHER)
-
-
-def _add_wide(turned: np.ndarray, wide: np.ndarray, sums: np.ndarray, squares: np.ndarray) -> None:
-    """As `add_sampled_sums`, of the sample turned, (elements, some), and items in float64."""
-    many = len(wide) // TOGETHER * TOGETHER
-    _form(turned, wide[:many], sums[:, :many], squares[:many])
-    if many < len(wide):
-        rest = np.zeros((TOGETHER, wide.shape[1]))
-        rest[: len(wide) - many] = wide[many:]
-        more, its_squares = np.zeros((len(sums), TOGETHER)), np.zeros(TOGETHER)
-        _form(turned, rest, more, its_squares)
-        sums[:, many:] += more[:, : len(wide) - many]
-        squares[many:] += its_squares[: len(wide) - many]
+    return round_up(max(1, WIDE_NBYTES // (8 * max(1, items.shape[1]))), tiling().rows)
 
 
 class Allowance(NamedTuple):
@@ -148,16 +123,18 @@ def _keep(  # type: ignore[no-untyped-def]
     sums, squares_a, squares_b, elements, metric, allowance, first, columns, least
 ):
     scale, offset, per_size, rounding, largest = allowance
-    lengths_b = np.sqrt(squares_b)
-    for one in range(sums.shape[0]):
-        length_a, size_a = math.sqrt(squares_a[one]), math.sqrt(elements * squares_a[one])
-        place = _next_to_go(least[one], columns[one])
-        bar = least[one, place]
-        for item in range(sums.shape[1]):
-            value, length = sums[one, item], length_a * lengths_b[item]
+    some, to_size = squares_a.shape[0], math.sqrt(elements)
+    lengths_a, places, bars = np.sqrt(squares_a), np.empty(some, np.int64), np.empty(some)
+    for one in range(some):
+        places[one] = _next_to_go(least[one], columns[one])
+        bars[one] = least[one, places[one]]
+    for item in range(len(squares_b)):
+        length_b = math.sqrt(squares_b[item])
+        for one in range(some):
+            value, length = sums[item, one], lengths_a[one] * length_b
             if not length * 2 <= largest:  # or NaN
                 continue
-            allowed = scale * length + offset + per_size * (size_a + math.sqrt(elements) * lengths_b[item])
+            allowed = scale * length + offset + per_size * to_size * (lengths_a[one] + length_b)
             if metric == _COSINE:
                 value = value / length if length != 0 else 0.0
                 allowed = rounding + (allowed / length if length != 0 else 0.0)
@@ -165,10 +142,10 @@ def _keep(  # type: ignore[no-untyped-def]
                 both = squares_a[one] + squares_b[item]
                 value = -max(both - 2 * value, 0.0)
                 allowed = rounding * both + 2 * allowed
-            if value - allowed > bar:
-                least[one, place], columns[one, place] = value - allowed, first + item
-                place = _next_to_go(least[one], columns[one])
-                bar = least[one, place]
+            if value - allowed > bars[one]:
+                least[one, places[one]], columns[one, places[one]] = value - allowed, first + item
+                places[one] = _next_to_go(least[one], columns[one])
+                bars[one] = least[one, places[one]]
 
 
 @functools.cache
@@ -183,29 +160,21 @@ def _numbers_of(dtype: np.dtype) -> np.ndarray:
 @kept
 @njit(nogil=True)
 def _look(  # type: ignore[no-untyped-def]
-    turned, items, numbers, squares_a, step, metric, allowance, first, columns, least
+    sample, items, numbers, squares_a, left, metric, allowance, first, columns, least
 ):
-    """`_form` and `_keep` of ``step`` items at a time, a multiple of `TOGETHER`. numbers: of the elements' bits, which
-    ``items`` then has, or nothing where it has numbers."""
-    elements, some = turned.shape
-    wide, sums, squares = np.empty((step, elements)), np.empty((some, step)), np.empty(step)
+    """`_pack_items`, `add_product` and `_keep` of as many items at a time as ``left`` takes. sample: a right operand.
+    numbers: as of `_pack_items`."""
+    panels, elements, rows = left.shape
+    step = panels * rows
+    sums, squares = np.empty((step, sample.shape[0] * sample.shape[2])), np.empty(step)
     for start in range(0, len(items), step):
         count = min(step, len(items) - start)
-        lines = (count + TOGETHER - 1) // TOGETHER * TOGETHER
-        if len(numbers):
-            for item in range(count):
-                for element in range(elements):
-                    wide[item, element] = numbers[np.int64(items[start + item, element])]
-        else:
-            for item in range(count):
-                for element in range(elements):
-                    wide[item, element] = items[start + item, element]
-        wide[count:lines] = 0.0
+        some = left[: (count + rows - 1) // rows]
+        _pack_items(items[start : start + count], numbers, some, squares)
         sums[:] = 0.0
-        squares[:] = 0.0
-        _form(turned, wide[:lines], sums[:, :lines], squares[:lines])
+        add_product(some, sample, sums)
         _keep(
-            sums[:, :count],
+            sums,
             squares_a,
             squares[:count],
             np.float64(elements),
@@ -253,7 +222,7 @@ def keep_nearest(
     [11, 12]
     """
     sampled = np.ascontiguousarray(sampled, np.float64)
-    turned, squares_a = np.ascontiguousarray(sampled.T), np.einsum("ij,ij->i", sampled, sampled)
+    squares_a, rows = np.einsum("ij,ij->i", sampled, sampled), tiling().rows
     if not len(items):
         return
     dtype = items.dtype.newbyteorder("=")
@@ -262,11 +231,11 @@ def keep_nearest(
     # One call for all of them: dozens of threads that came back for every few items would wait for the interpreter's
     # lock most of the time, and the one that tells a GPU what to do with them.
     _look(
-        turned,
+        _right(sampled),
         read_only(items.view(np.uint16) if len(numbers) else items),
         numbers,
         squares_a,
-        min(_together(items), round_up(len(items), TOGETHER)),
+        np.empty((ceil_div(min(_together(items), len(items)), rows), items.shape[1], rows)),
         METRICS.index(metric),
         tuple(map(float, allowance)),
         first,
