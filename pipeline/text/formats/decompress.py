@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import bz2
 import lzma
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from isal.igzip_lib import DECOMP_DEFLATE, DECOMP_GZIP, IgzipDecompressor, IsalError
 
 from tilewright.pipeline.transfer import zstd_loop
 from tilewright.pipeline.transfer.zstd import WINDOW_BITS, FrameError, Frames
@@ -47,8 +47,6 @@ Fill = Callable[[np.ndarray], int]
 
 XZ_NBYTES = 2**28
 """Memory that one xz stream may take for its dictionary; ``xz -9`` needs 65 MiB."""
-GZIP_WBITS = 16 + zlib.MAX_WBITS
-"""Tells zlib to expect gzip's header and checksum, and no others."""
 
 
 class MalformedError(ValueError):
@@ -82,28 +80,6 @@ class Decompressor(Protocol):
     def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
 
 
-class _Gunzip:
-    """zlib's decompressor with the interface of the others: it keeps input that it was given and has not used."""
-
-    def __init__(self) -> None:
-        self._member = zlib.decompressobj(GZIP_WBITS)
-        self.needs_input = True
-
-    @property
-    def eof(self) -> bool:
-        return self._member.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._member.unused_data
-
-    def decompress(self, data: bytes, max_length: int) -> bytes:
-        block = self._member.decompress(self._member.unconsumed_tail + data, max_length)
-        # A full block may leave output pending even when all input was taken.
-        self.needs_input = not self._member.unconsumed_tail and len(block) < max_length
-        return block
-
-
 @dataclass(frozen=True)
 class _Codec:
     begin: Callable[[], Decompressor]
@@ -113,12 +89,16 @@ class _Codec:
     """Whether zeros may follow a member, as tapes and some writers leave them."""
 
 
-class _Inflate(_Gunzip):
-    """As `_Gunzip`, of bytes without header and checksum, as zip archives hold them."""
+_ISAL_ERROR: Any = IsalError
+"""A class; the package's types say that it is an instance."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._member = zlib.decompressobj(-zlib.MAX_WBITS)
+
+def _gunzip() -> Any:
+    return IgzipDecompressor(flag=DECOMP_GZIP)  # which compares checksum and length, too
+
+
+def _inflate() -> Any:
+    return IgzipDecompressor(flag=DECOMP_DEFLATE)
 
 
 def _unxz() -> Any:
@@ -159,14 +139,15 @@ class _Unlz4:
 
 
 CODECS = {
-    "gzip": _Codec(_Gunzip, (zlib.error,), padded=True),
+    "gzip": _Codec(_gunzip, (_ISAL_ERROR,), padded=True),
     "bzip2": _Codec(bz2.BZ2Decompressor, (OSError, ValueError), padded=False),
     "xz": _Codec(_unxz, (lzma.LZMAError,), padded=True),
     "lzma": _Codec(_unlzma, (lzma.LZMAError,), padded=False),
     "lz4": _Codec(_Unlz4, (RuntimeError, ValueError), padded=False),
-    "deflate": _Codec(_Inflate, (zlib.error,), padded=False),
+    "deflate": _Codec(_inflate, (_ISAL_ERROR,), padded=False),
 }
-"""``deflate`` is of members of zip archives, and of no file."""
+"""``deflate`` is of members of zip archives, and of no file: without header and checksum. It and gzip are decompressed
+by Intel's ISA-L, in less than half of the time that zlib takes."""
 ZSTD = "zstd"
 
 SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": ZSTD, ".lzma": "lzma", ".lz4": "lz4"}

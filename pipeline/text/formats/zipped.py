@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import struct
 import zipfile
-import zlib
 from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
+from isal.isal_zlib import crc32
 
 from tilewright.kernels.words import in_one_line
 from tilewright.pipeline.text.corpus import Document, read_range
@@ -161,7 +161,7 @@ class _Member:
             got = 0  # its end is not always marked
         else:
             got = self._fill(target)
-        self._checksum = zlib.crc32(target[:got].data, self._checksum)
+        self._checksum = crc32(target[:got], self._checksum)
         self._nbytes += got
         if self._nbytes > member.file_size or (not got and self._nbytes < member.file_size):
             raise ContentError(
