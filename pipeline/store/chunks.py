@@ -23,6 +23,7 @@ import numcodecs.blosc
 import numpy as np
 import zarr
 import zstandard
+from isal.igzip_lib import DECOMP_GZIP, DECOMP_ZLIB, IgzipDecompressor
 from zarr.codecs import BytesCodec, ShardingCodec, TransposeCodec
 from zarr.storage import LocalStore
 
@@ -447,7 +448,7 @@ def decode(codecs: Sequence[Any], data: Any, nbytes: int, room: np.ndarray | Non
     try:
         for codec in reversed(codecs[1:]):
             _stated_nbytes(codec, data)
-            data = codec.decode(data)
+            data = _decoded(codec, data)
         if codecs:
             data = _decode_last(codecs[0], data, nbytes, room)
     except DamagedChunkError:
@@ -466,13 +467,37 @@ def _decode_last(codec: Any, data: Any, nbytes: int, room: np.ndarray | None) ->
     """Decode into given memory only if the data states in advance that it fills it: numcodecs does not report the
     length afterwards."""
     if codec.codec_id not in _STATED_NBYTES:
-        return codec.decode(data)  # allocates its output, whatever it is given
+        return _decoded(codec, data)  # allocates its output, whatever it is given
     stated = _stated_nbytes(codec, data)
     if stated is not None and stated > nbytes:
         raise DamagedChunkError(_length(stated, nbytes))
     if stated is not None and stated < nbytes:
         return codec.decode(data)  # the first of several frames, or too short
     return codec.decode(data, out=np.empty(nbytes, np.uint8) if room is None else room)
+
+
+def _decoded(codec: Any, data: Any) -> Any:
+    inflated = _INFLATED.get(codec.codec_id)
+    return codec.decode(data) if inflated is None else _inflate(data, inflated)
+
+
+_INFLATED = {"zlib": DECOMP_ZLIB, "gzip": DECOMP_GZIP}
+"""Codecs whose chunks, as most of HDF5's and NetCDF's are, ISA-L decompresses in less than half of the time that zlib
+takes, to which numcodecs leaves them. It compares checksums, too."""
+
+
+def _inflate(data: Any, flag: int) -> bytes:
+    """As numcodecs' decoders do: of zlib one stream, of gzip all members, and zeros behind them are left out."""
+    found: list[bytes] = []
+    while True:
+        member = IgzipDecompressor(flag=flag)
+        found.append(member.decompress(data))
+        if not member.eof:
+            others = ", or other bytes follow its last member" if len(found) > 1 else ""
+            raise DamagedChunkError(f"it was cut short{others}")
+        data = member.unused_data.lstrip(b"\0")
+        if flag != DECOMP_GZIP or not data:
+            return found[0] if len(found) == 1 else b"".join(found)
 
 
 def encode(layout: ChunkLayout, chunk: np.ndarray) -> np.ndarray:
