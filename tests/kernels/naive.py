@@ -112,6 +112,11 @@ def _within(values: np.ndarray, base: tuple[int, int], region: tuple[slice, slic
     return view
 
 
+def _beyond(length: int) -> int:
+    """The next multiple of 64 elements."""
+    return (length // 64 + 1) * 64
+
+
 def _unaligned(values: np.ndarray) -> np.ndarray:
     """At an address that is no multiple of the element's size."""
     raw = np.full(values.nbytes + 1, FILLER, np.uint8)
@@ -125,6 +130,9 @@ LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "columns": lambda x: np.array(x, order="F"),
     "padded rows": lambda x: _within(x, (x.shape[0], x.shape[1] + 3), np.s_[:, : x.shape[1]]),
     "padded columns": lambda x: _within(x.T, (x.shape[1], x.shape[0] + 8), np.s_[:, : x.shape[0]]).T,
+    # Lines that begin at multiples of 16 bytes, as copy engines want it, and need not end at one.
+    "aligned rows": lambda x: _within(x, (x.shape[0], _beyond(x.shape[1])), np.s_[:, : x.shape[1]]),
+    "aligned columns": lambda x: _within(x.T, (x.shape[1], _beyond(x.shape[0])), np.s_[:, : x.shape[0]]).T,
     "offset": lambda x: _within(x, (x.shape[0] + 1, x.shape[1] + 1), np.s_[1:, 1:]),
     "strided": lambda x: _within(x, (2 * x.shape[0], 3 * x.shape[1]), np.s_[::2, ::3]),
     "backward": lambda x: np.array(x[::-1, ::-1], order="C")[::-1, ::-1],

@@ -220,6 +220,8 @@ LAYOUTS = (
     ("strided", "backward", "strided"),
     ("padded columns", "columns", "padded columns"),
     ("offset", "padded columns", "offset"),
+    ("aligned rows", "aligned columns", "aligned rows"),
+    ("aligned columns", "aligned rows", "aligned columns"),
 )
 
 

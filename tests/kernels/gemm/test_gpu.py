@@ -164,9 +164,13 @@ def accepted_layouts(kernel: GemmKernel, shape: tuple[int, int, int], dtype: str
         ("columns", "rows"),
         ("rows", "columns"),
         ("padded columns", "padded rows"),
+        ("aligned rows", "aligned rows"),
+        ("aligned columns", "aligned columns"),
     )
     for (lie_a, lie_b), accumulate in itertools.product(layouts, (False, True)):
         out = before.copy() if accumulate else poisoned((m, n), dtype)
+        if lie_a.startswith("aligned"):
+            out = naive.LAYOUTS["aligned rows"](out)
         placed = (naive.LAYOUTS[lie_a](a), naive.LAYOUTS[lie_b](b), out)
         accepted = (
             precision
@@ -178,6 +182,7 @@ def accepted_layouts(kernel: GemmKernel, shape: tuple[int, int, int], dtype: str
             continue
         tried += 1
         found = run(*placed, kernel, accumulate=accumulate)
+        naive.assert_surroundings_kept(found)
         what = f"{m} × {n} × {k} {dtype} {lie_a}, {lie_b}, accumulate={accumulate}"
         if np.dtype(dtype).kind in "iu":
             expected = before + exact if accumulate else exact
