@@ -327,9 +327,9 @@ class Output:
 
     @property
     def planes(self) -> Planes | None:
-        """C of 16- or 32-bit elements for the copy engine, if it takes it. It writes 16 bytes at a time, whatever the map
-        says of where a row ends, so that rows must end with such, or what lies behind them would be written over (seen
-        here for each number of bytes, and in Triton's issue 11583)."""
+        """C of 16- or 32-bit elements for the copy engine, if it takes it. It writes 16 bytes at a time, whatever the
+        map says of where a row ends, so that rows must end with such, or what lies behind them would be written over
+        (seen here for each number of bytes, and in Triton's issue 11583)."""
         itemsize = self.c_type.bitwidth // 8
         line = itemsize * self.row_stride
         kind = STORED_KINDS[self.c_type.bitwidth]
