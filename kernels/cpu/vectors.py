@@ -131,7 +131,7 @@ lead_2_mask = _between(0xC2, 0xDF)
 lead_3_mask = _between(0xE0, 0xEF)
 lead_4_mask = _between(0xF0, 0xF4)
 """Which bytes continue a character of UTF-8, or begin one of two, three or four bytes."""
-e0_mask, ed_mask = _between(0xE0, 0xE0), _between(0xED, 0xED)
+e0_mask, ed_mask, ef_mask = (_between(lead, lead) for lead in (0xE0, 0xED, 0xEF))
 f0_mask, f4_mask = _between(0xF0, 0xF0), _between(0xF4, 0xF4)
 below_a0_mask, below_90_mask = _between(0x80, 0x9F), _between(0x80, 0x8F)
 """What decides on the second byte of characters that begin with these."""

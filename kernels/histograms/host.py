@@ -75,14 +75,8 @@ def _bytes(data, words, skip, start, stop, tables, counts):  # type: ignore[no-u
         first = (i - skip) >> 3
         last = (stop - skip) >> 3
         if stop - start >= LARGE:
-            low = uint64(0xFFFF)
-            other = uint64(PAIRS)
             for j in range(uint64(first), uint64(last)):
-                w = words[j]
-                tables[w & low] += uint32(1)
-                tables[other + ((w >> uint64(16)) & low)] += uint32(1)
-                tables[(w >> uint64(32)) & low] += uint32(1)
-                tables[other + (w >> uint64(48))] += uint32(1)
+                _count_pairs(words[j], tables)
             _drain_pairs(tables, counts)
         else:
             for j in range(uint64(first), uint64(last)):
@@ -106,6 +100,16 @@ def _count_word(w, tables):  # type: ignore[no-untyped-def]
     tables[uint64(1280) + ((w >> uint64(40)) & low)] += uint32(1)
     tables[uint64(1536) + ((w >> uint64(48)) & low)] += uint32(1)
     tables[uint64(1792) + (w >> uint64(56))] += uint32(1)
+
+
+@njit(nogil=True)
+def _count_pairs(w, tables):  # type: ignore[no-untyped-def]
+    """Count eight bytes as four pairs, those side by side in one of two tables each."""
+    low, other = uint64(0xFFFF), uint64(PAIRS)
+    tables[w & low] += uint32(1)
+    tables[other + ((w >> uint64(16)) & low)] += uint32(1)
+    tables[(w >> uint64(32)) & low] += uint32(1)
+    tables[other + (w >> uint64(48))] += uint32(1)
 
 
 @kept
@@ -220,7 +224,7 @@ def _codepoints(data, start, stop, lo, hi, tables, counts):  # type: ignore[no-u
         i += 1
     base = np.int64(data.ctypes.data)
     one = uint64(1)
-    drained = stop - start >= SMALL
+    drained, in_pairs = stop - start >= SMALL, stop - start >= LARGE
     slow = i
     while i < stop:
         if i >= slow and i + LANES <= stop:
@@ -228,7 +232,10 @@ def _codepoints(data, start, stop, lo, hi, tables, counts):  # type: ignore[no-u
             ascii, two, three, four, size = whole_characters(here)
             if size == LANES and ascii == ~uint64(0) and drained:
                 for k in range(0, LANES, 8):
-                    _count_word(load_word(here + k), tables)
+                    if in_pairs:
+                        _count_pairs(load_word(here + k), tables)
+                    else:
+                        _count_word(load_word(here + k), tables)
                 i += LANES
                 continue
             if size:
@@ -261,7 +268,9 @@ def _codepoints(data, start, stop, lo, hi, tables, counts):  # type: ignore[no-u
             character = character_at(data, i, lo, hi)
             counts[character & tokens.CODE_MASK] += 1
             i += character >> tokens.CODE_BITS
-    if drained:
+    if in_pairs:
+        _drain_pairs(tables, counts)
+    elif drained:
         _drain(tables, counts)
 
 

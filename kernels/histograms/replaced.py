@@ -4,10 +4,10 @@ those where no count of characters says it."""
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+from numba import njit, uint64
 
 from tilewright.kernels.cpu.loops import kept, read_only
-from tilewright.kernels.cpu.vectors import LANES
+from tilewright.kernels.cpu.vectors import LANES, ef_mask, trailing_zeros
 from tilewright.kernels.histograms.host import character_at, whole_characters
 from tilewright.kernels.histograms.tokens import CODE_BITS, CODE_MASK, REPLACEMENT, Kind
 
@@ -15,13 +15,22 @@ from tilewright.kernels.histograms.tokens import CODE_BITS, CODE_MASK, REPLACEME
 @kept
 @njit(nogil=True)
 def _written(data, edges, start, stop, found):  # type: ignore[no-untyped-def]
+    base, one = np.int64(data.ctypes.data), uint64(1)
     for row in range(len(found)):
-        low = max(edges[row], start)
-        high = edges[row + 1]
+        i, last = np.int64(max(edges[row], start)), np.int64(min(edges[row + 1] - 2, stop))
         # Its first byte is no continuation, so that a character begins there, whatever stands before it.
-        for i in range(low, min(high - 2, stop)):
+        while i + LANES <= last:
+            leads = ef_mask(base + i)
+            while leads:
+                place = i + trailing_zeros(leads)
+                leads &= leads - one
+                if data[place + 1] == 0xBF and data[place + 2] == 0xBD:
+                    found[row] += 1
+            i += LANES
+        while i < last:
             if data[i] == 0xEF and data[i + 1] == 0xBF and data[i + 2] == 0xBD:
                 found[row] += 1
+            i += 1
 
 
 def undecoded(
