@@ -29,7 +29,7 @@ import zstandard
 from tilewright.kernels.arguments import shown
 from tilewright.pipeline.config import path_text
 from tilewright.pipeline.errors import OptionError, OutputExistsError, StoreError
-from tilewright.pipeline.product.ledger import sealed, unsealed
+from tilewright.pipeline.sealed_lines import sealed, unsealed
 from tilewright.pipeline.store.locks import unlock_folder
 from tilewright.pipeline.store.remote.files import is_url, without_local_protocol
 from tilewright.pipeline.transfer.files import sync_descriptor, sync_folder

@@ -40,10 +40,10 @@ from tilewright.pipeline.plan.told import NOTHING_FOUND, Corners, Found, StoredO
 from tilewright.pipeline.product.in_place import growing_in_place
 from tilewright.pipeline.product.inputs import Hashes
 from tilewright.pipeline.product.output import CHECKSUMS_NAME, FILE_NAME, partial_path
+from tilewright.pipeline.sealed_lines import sealed, unsealed
 from tilewright.pipeline.store.appearance import Appearance
 from tilewright.pipeline.store.arrays import Source, local_path
 from tilewright.pipeline.store.journal import FileJournal, Journal, journal_in, twin_of, write_whole
-from tilewright.pipeline.transfer.checksum import new_checksum
 from tilewright.pipeline.transfer.files import with_remedy
 
 REPAIR = "repair"
@@ -300,33 +300,6 @@ def _writing_to(name: str) -> Iterator[None]:
 
 PARTS_OF_A_LINE = 1000
 """Parts of an input in one line of the record."""
-
-SEAL = ', "check": "'
-"""What comes between the rest of a line and its checksum."""
-
-
-def sealed(entry: dict[str, Any]) -> str:
-    """A line of the record: JSON, whose last value is a checksum of what is before it."""
-    text = json.dumps(entry)[:-1]
-    return f'{text}{SEAL}{_seal(text)}"}}'
-
-
-def _seal(text: str) -> str:
-    found = new_checksum()
-    found.update(text.encode())
-    return str(found.hexdigest())
-
-
-def unsealed(line: str) -> dict[str, Any] | None:
-    """What a line of the record says; None where it is torn or damaged."""
-    text, seal, check = line.rpartition(SEAL)
-    if not seal or check != f'{_seal(text)}"}}':
-        return None
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):  # not JSON; or more digits or brackets than Python reads
-        return None
-    return entry if isinstance(entry, dict) else None
 
 
 def _entry(recipe: Recipe) -> dict[str, Any]:

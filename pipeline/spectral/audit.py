@@ -18,8 +18,9 @@ from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.events import Listener
 from tilewright.pipeline.plan.told import NOTHING_CHECKSUM, StoredObject
 from tilewright.pipeline.product.audit import Audit, BadObject, changed_facts, faults_of
-from tilewright.pipeline.product.ledger import array_facts, listed_objects, sealed, told_objects, unsealed
+from tilewright.pipeline.product.ledger import array_facts, listed_objects, told_objects
 from tilewright.pipeline.product.output import CHECKSUMS_NAME
+from tilewright.pipeline.sealed_lines import sealed, unsealed
 from tilewright.pipeline.store.arrays import open_array, write_unit
 from tilewright.pipeline.store.new.groups import metadata_in
 from tilewright.pipeline.store.objects import NotingStore

@@ -45,6 +45,7 @@ from tilewright.pipeline.events import Event, Notice, UnitDone
 from tilewright.pipeline.plan.grid import TileGrid
 from tilewright.pipeline.product import ledger
 from tilewright.pipeline.product.output import CHECKSUMS_NAME, MARK_NAME, partial_path
+from tilewright.pipeline.sealed_lines import unsealed
 from tilewright.pipeline.store.chunks import draft_of
 from tilewright.pipeline.store.journal import twin_of
 
@@ -410,7 +411,7 @@ class Lives(RuleBasedStateMachine):
         copy = twin_of(path)
         copied = not alone and copy.is_file() and copy.read_bytes() == path.read_bytes()
         head, *lines = path.read_text().splitlines()
-        about = [kind_of(line) if ledger.unsealed(line) is not None else None for line in lines]
+        about = [kind_of(line) if unsealed(line) is not None else None for line in lines]
         victim = len(lines) - 1 if how == "tear" else victim % len(lines)
         if about[victim] is None or about[-1] is None:  # torn before; the next run writes it all anew
             return

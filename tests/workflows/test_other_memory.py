@@ -28,6 +28,7 @@ from tilewright.pipeline.plan.inputs import Geometry
 from tilewright.pipeline.product import job, ledger, mend
 from tilewright.pipeline.product import output as outputs
 from tilewright.pipeline.product.request import Request
+from tilewright.pipeline.sealed_lines import sealed
 
 DONE = 12
 """Tiles that the stopped run finishes, of 16 of 24 × 16 in pieces of 8 × 16."""
@@ -62,7 +63,7 @@ def alter_head(out: Path, **changes: Any) -> None:
     head, *rest = path.read_text().splitlines()
     known = json.loads(head) | changes
     del known["check"]
-    path.write_text("".join(f"{line}\n" for line in [ledger.sealed(known), *rest]))
+    path.write_text("".join(f"{line}\n" for line in [sealed(known), *rest]))
 
 
 def told(events: list[Event]) -> str:

@@ -26,10 +26,9 @@ from tilewright.pipeline.product.ledger import (
     Ledger,
     Stored,
     read_record,
-    sealed,
-    unsealed,
 )
 from tilewright.pipeline.product.output import CHECKSUMS_NAME
+from tilewright.pipeline.sealed_lines import sealed, unsealed
 from tilewright.pipeline.store.appearance import Appearance
 from tilewright.pipeline.store.journal import FileJournal
 

@@ -29,6 +29,7 @@ from tilewright.pipeline.errors import (
 from tilewright.pipeline.events import Event, Notice, UnitDone, WorkPlanned
 from tilewright.pipeline.product import job, ledger
 from tilewright.pipeline.product import output as outputs
+from tilewright.pipeline.sealed_lines import sealed
 from tilewright.pipeline.worker.survey import survey
 
 
@@ -134,7 +135,7 @@ def test_a_record_of_tiles_outside_the_plan_is_not_gone_on_with(
     stop_at(3, a_path, b_path, out, **options)
     tile_count = tw.plan_matmul(a_path, b_path, device="cpu", device_memory=TIGHT).tile_count
     with (outputs.partial_path(out) / ledger.FILE_NAME).open("a") as record:
-        record.write(ledger.sealed({"tile": tile_count, "objects": []}) + "\n")
+        record.write(sealed({"tile": tile_count, "objects": []}) + "\n")
     run = tw.matmul(a_path, b_path, out, listener=events.append, **options)
     assert (run.resumed, run.plan.tile_count) == (0, tile_count)
     assert any("it starts anew" in event.message for event in events if isinstance(event, Notice))
