@@ -11,21 +11,24 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+
+class Deferred:
+    """A module that is imported when something of it is first asked for."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(importlib.import_module(self._module), name)
+        setattr(self, name, value)  # later look-ups cost nothing
+        return value
+
+
 if TYPE_CHECKING:
     import numba
     from numba import cuda
 else:
+    numba = Deferred("numba")
+    cuda = Deferred("numba.cuda")
 
-    class _Deferred:
-        def __init__(self, module: str) -> None:
-            self._module = module
-
-        def __getattr__(self, name: str) -> Any:
-            value = getattr(importlib.import_module(self._module), name)
-            setattr(self, name, value)  # later look-ups cost nothing
-            return value
-
-    numba = _Deferred("numba")
-    cuda = _Deferred("numba.cuda")
-
-__all__ = ["cuda", "numba"]
+__all__ = ["Deferred", "cuda", "numba"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from tilewright.kernels.histograms.token_kinds import TABLE_NBYTES, TokenKind
 from tilewright.kernels.histograms.tokens import Kind
@@ -22,7 +23,7 @@ from tilewright.pipeline.forecast.rates import Rates, remembered
 from tilewright.pipeline.forecast.workload import Workload
 from tilewright.pipeline.plan.inputs import WorkerFacts
 from tilewright.pipeline.records import Record
-from tilewright.pipeline.store.arrays import local_path
+from tilewright.pipeline.store.remote.files import is_url, without_local_protocol
 from tilewright.pipeline.text.blocks import EXTRA_NBYTES
 from tilewright.pipeline.text.corpus import Corpus
 from tilewright.pipeline.text.counting import Division, divided, kind_of_corpus
@@ -66,7 +67,7 @@ class CountPlan(CorpusPlan):
     def written_to(self, outputs: dict[str, str]) -> CountPlan:
         """The same, once it is known where what is counted goes."""
         counts = outputs.get("counts")
-        path = None if counts is None else local_path(counts)
+        path = None if counts is None or is_url(counts) else Path(without_local_protocol(counts))
         forecast = self.forecast
         if forecast is not None and path is not None:
             forecast = replace(forecast, disk_nbytes=self.counts_nbytes, disk=disk_at(path))

@@ -22,14 +22,16 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from tilewright.pipeline.errors import OutputExistsError, StoreError
-from tilewright.pipeline.store.objects import Objects
-from tilewright.pipeline.store.remote.conditional import Tagged
 from tilewright.pipeline.transfer.files import sync_folder
+
+if TYPE_CHECKING:  # they would import zarr, which text does without
+    from tilewright.pipeline.store.objects import Objects
+    from tilewright.pipeline.store.remote.conditional import Tagged
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from zarr.core.sync import sync
-
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
@@ -85,6 +83,8 @@ def answer_of(asking: Coroutine[Any, Any, Result], what: str) -> Result:
         asking.close()
         raise
     done: Future[Result] = Future()
+    from zarr.core.sync import sync
+
     loop, task = sync(_begun(asking, done))
     try:
         wait_for(done, what)
@@ -115,6 +115,8 @@ class Asked(Generic[Result]):
     def __init__(self, asking: Coroutine[Any, Any, Result], what: str) -> None:
         """what: it asks for, for the log."""
         self._what, self._done = what, Future[Result]()
+        from zarr.core.sync import sync
+
         self._loop, self._task = sync(_begun(asking, self._done))
 
     def result(self) -> Result:

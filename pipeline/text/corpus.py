@@ -29,9 +29,9 @@ from tilewright.kernels.numbers import ceil_div, counted
 from tilewright.pipeline.advance import advanced, advanced_to
 from tilewright.pipeline.errors import CompressedError, CorpusError, DocumentError
 from tilewright.pipeline.store.remote import files as remote_files
+from tilewright.pipeline.store.remote.facts import Facts
 from tilewright.pipeline.store.remote.files import (
     Expected,
-    Facts,
     RemoteFile,
     UrlChangedError,
     UrlError,

@@ -19,7 +19,6 @@ from tilewright.kernels.numbers import counted, format_nbytes
 from tilewright.pipeline.cluster.here.worker import memory_limit
 from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.strict_json import list_pieces
-from tilewright.pipeline.text.read_counts import read_counts
 from tilewright.pipeline.text.sparse_counts import SparseCounts
 from tilewright.pipeline.text.totals import Found, RowTotal, TokenTotal
 
@@ -155,6 +154,8 @@ class Histogram:
         StoreError
             The file cannot be read, or holds something else.
         """
+        from tilewright.pipeline.text.read_counts import read_counts  # which imports zarr
+
         facts, counts, tokens = read_counts(path)
         return cls(
             by=facts["by"],

@@ -31,6 +31,7 @@ from tilewright.pipeline.store.region_read import read_region
 from tilewright.pipeline.store.region_write import region_writes
 from tilewright.pipeline.store.sessions import changes_in, own_copy
 from tilewright.pipeline.worker.fusion import combine, finish
+from tilewright.pipeline.worker.leftovers import frees
 from tilewright.pipeline.worker.panels import Arrival, PanelKey
 from tilewright.pipeline.worker.peers import Peers
 from tilewright.pipeline.worker.stream import TileEngine
@@ -176,6 +177,7 @@ def expects(run: str, key: PanelKey) -> bool:
     return engine.expects(key) if engine is not None else not is_over(run)
 
 
+@frees
 def close_idle_engines() -> None:
     """Close the engines that no task uses: those of runs whose client died are of no use to anyone.
 
@@ -305,6 +307,7 @@ def _expect_leftovers() -> None:
         _leftovers = True
 
 
+@frees
 def collect_leftovers() -> None:
     """Free what the errors of past runs still hold in cycles of references, if any run had errors.
 

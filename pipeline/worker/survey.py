@@ -22,14 +22,8 @@ from tilewright.pipeline.plan.decoding import workspace_for
 from tilewright.pipeline.plan.inputs import NVCOMP_UNKNOWN, WorkerFacts
 from tilewright.pipeline.threads import free_thread_buffers
 from tilewright.pipeline.transfer.lane import free_device_memory
-from tilewright.pipeline.worker.engines import (
-    arrival_of,
-    close_idle_engines,
-    collect_leftovers,
-    expects,
-)
+from tilewright.pipeline.worker.leftovers import free_leftovers
 from tilewright.pipeline.worker.meters import meters_of
-from tilewright.pipeline.worker.peers import answer_peers
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -121,6 +115,9 @@ async def worker_facts(
     if found == "cuda":
         from numba import cuda
 
+        from tilewright.pipeline.worker.engines import arrival_of, expects
+        from tilewright.pipeline.worker.peers import answer_peers
+
         answer_peers(dask_worker, arrival_of, expects)
         context = cuda.current_context()  # attaches the event loop to the GPU too, for `end_run`
         context.memory_manager.deallocations.clear()  # frees what Numba has queued for deallocation
@@ -167,8 +164,7 @@ def free_what_is_over(device: str) -> None:
         from numba import cuda
 
         cuda.current_context()  # attaches this thread to the GPU before device memory is freed
-    close_idle_engines()
-    collect_leftovers()
+    free_leftovers()
     free_thread_buffers()
     if device == "cuda":
         scratch.release()  # workspace of past runs' streams; this run's stream gets its own

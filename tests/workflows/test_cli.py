@@ -1364,6 +1364,20 @@ def test_short_commands_on_the_cpu_import_neither_distributed_nor_numba(here: Pa
         np.testing.assert_array_equal(found, expected.astype(np.float32))
 
 
+def test_text_on_the_cpu_is_counted_without_what_matrices_are_stored_by(here: Path) -> None:
+    (here / "text").write_bytes(b"abc")
+    script = (
+        "import sys\nfrom click.testing import CliRunner\nfrom tilewright.workflows.cli import cli\n"
+        "for kind in ('byte', 'codepoint', 'word'):\n"
+        "    result = CliRunner().invoke(cli, ['histogram', 'text', '--by', kind, '--state', kind])\n"
+        "    assert result.exit_code == 0, result.output\n"
+        "print([name for name in ('zarr', 'numcodecs', 'fsspec', 'distributed', 'pandas') if name in sys.modules])"
+    )
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+    assert result.stdout == "[]\n", result.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "status"),
     [(["--version"], 0), (["no-such-command"], 2), (["plan", "a", "b"], 1)],

@@ -96,9 +96,11 @@ def histogram(
     """Count the bytes, letters, pairs, characters, words, lines or n-grams of files, and of all files below folders."""
     from tilewright.pipeline.records import place_of as folder_of
     from tilewright.pipeline.text.kept_counts import State, state_of_output
-    from tilewright.pipeline.text.saved_counts import check_outputs, makes_array, place_of
     from tilewright.workflows import histogram as workflow
     from tilewright.workflows.terminal.progress import Counting
+
+    if out is not None or plot is not None:  # it imports zarr
+        from tilewright.pipeline.text.saved_counts import check_outputs, makes_array, place_of
 
     if top is not None and as_json:
         raise click.UsageError("--top says what is printed for people, and --json has all: give one of them")

@@ -17,13 +17,14 @@ from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import urljoin, urlsplit, urlunsplit
 
 from zarr.storage import FsspecStore, ObjectStore
 
 from tilewright.pipeline import config
 from tilewright.pipeline.store.remote.conditional import is_conflict
+from tilewright.pipeline.store.remote.facts import Facts, same
 from tilewright.pipeline.store.remote.opening import (
     CONNECT_SECONDS,
     SILENT_SECONDS,
@@ -49,26 +50,6 @@ _LINK = re.compile(r"""<a\s[^>]*?href\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))"
 
 Found = TypeVar("Found")
 One = TypeVar("One")
-
-
-class Facts(NamedTuple):
-    """What a server says of a file."""
-
-    nbytes: int
-    modified_ns: int
-    """When it was last written to, in nanoseconds since the epoch, to the second; 0 where the server does not say."""
-    tag: str
-    """What changes with its contents: an ETag without quotation marks, a version or a generation; empty where the
-    server gives none."""
-
-
-def same(one: Facts, other: Facts) -> bool:
-    """Whether a file is as it was, as far as its server can tell."""
-    if one.nbytes != other.nbytes:
-        return False
-    if one.tag and other.tag:
-        return one.tag == other.tag
-    return not (one.modified_ns and other.modified_ns) or one.modified_ns == other.modified_ns
 
 
 class ChangedError(Exception):

@@ -10,21 +10,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tilewright.kernels.deferred import Deferred
 from tilewright.kernels.words import in_one_line
-from tilewright.pipeline.store.remote.file_servers import (
-    ChangedError,
-    Facts,
-    NoRangesError,
-    Server,
-    check_bucket,
-    same,
-    server_of,
-    together,
-)
+from tilewright.pipeline.store.remote.facts import Facts, same
 from tilewright.pipeline.store.remote.trouble import Kind, Trouble, trouble_of
 from tilewright.pipeline.store.waiting import Asked, answer_of
+
+if TYPE_CHECKING:
+    from tilewright.pipeline.store.remote import file_servers
+    from tilewright.pipeline.store.remote.file_servers import Server
+else:  # it imports zarr, without which files of this machine are counted
+    file_servers = Deferred("tilewright.pipeline.store.remote.file_servers")
 
 REQUEST_NBYTES = 2**22
 """The most that one request is for: with 20 ms of latency, and eight under way, 1.6 GB/s."""
@@ -107,7 +105,7 @@ def find(url: str) -> tuple[bool, dict[str, Facts]]:
             return False, {url: facts}
         files = await server.patience.asked(lambda: server.below(url), url)
         if not files:
-            await server.patience.asked(lambda: check_bucket(url), url)
+            await server.patience.asked(lambda: file_servers.check_bucket(url), url)
         return True, files
 
     is_folder, files = _answer(url, found)
@@ -132,10 +130,10 @@ def facts_of(urls: Sequence[str]) -> list[Facts | None]:
         return []
 
     async def look(url: str) -> Facts | None:
-        server = server_of(url)
+        server = file_servers.server_of(url)
         return await server.patience.asked(lambda: server.look(url), url)
 
-    return _answer(urls[0], lambda _: together(look, urls))
+    return _answer(urls[0], lambda _: file_servers.together(look, urls))
 
 
 def read_at(file: RemoteFile, target: memoryview, offset: int) -> int:
@@ -335,7 +333,7 @@ def _begin(file: RemoteFile, start: int, stop: int) -> Asked[Any]:
             return await server.patience.asked(
                 lambda: server.read(file.url, file.facts, start, stop), file.url
             )
-        except ChangedError:
+        except file_servers.ChangedError:
             raise UrlChangedError(file.url, await _change(server, file)) from None
         except Exception as error:
             if trouble_of(error).kind is Kind.MISSING:
@@ -368,7 +366,7 @@ def change_between(before: Facts, now: Facts | None) -> str | None:
 
 def _server(url: str) -> Server:
     try:
-        return server_of(url)
+        return file_servers.server_of(url)
     except Exception as error:  # of the libraries that open a URL, each has its own
         raise _url_error(error) from error
 
@@ -384,7 +382,7 @@ def _answer(url: str, ask: Any) -> Any:
 def _url_error(error: Exception) -> UrlError:
     if isinstance(error, UrlError):
         return error
-    if isinstance(error, NoRangesError):
+    if isinstance(error, file_servers.NoRangesError):
         return UrlError(f"{error}; copy it to another place, and count that", lasting=True)
     if isinstance(error, ImportError | ValueError) and not isinstance(error, UnicodeError):
         what = in_one_line(str(error))

@@ -13,7 +13,8 @@ from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import CorpusError
 from tilewright.pipeline.store.remote import files as remote_files
-from tilewright.pipeline.store.remote.files import Facts, RemoteFile
+from tilewright.pipeline.store.remote.facts import Facts
+from tilewright.pipeline.store.remote.files import RemoteFile
 from tilewright.pipeline.text.formats.outputs import (
     ENDINGS,
     ENDINGS_AT_URLS,

@@ -682,7 +682,7 @@ def test_a_worker_on_the_cpu_starts_the_compiler_when_it_is_surveyed(monkeypatch
 def test_a_worker_on_a_gpu_starts_the_compiler_when_it_is_surveyed(monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
     monkeypatch.setattr("tilewright.pipeline.worker.survey.start_compiler", lambda: started.append(True))
-    monkeypatch.setattr("tilewright.pipeline.worker.survey.answer_peers", lambda *of_a_worker: None)
+    monkeypatch.setattr("tilewright.pipeline.worker.peers.answer_peers", lambda *of_a_worker: None)
     worker = FakeWorker(
         contact_address="here",
         metrics={},
