@@ -1,4 +1,4 @@
-"""``numba`` and ``cuda``, which is ``numba.cuda``: imported on first use.
+"""Modules that are imported on first use; ``numba`` and ``cuda``, which is ``numba.cuda``, are such.
 
 A process that works on the CPU alone never uses ``cuda``, which saves it 0.3 s and, with CUDA's bindings, 70 MB. One
 that multiplies floating point there also saves Numba's 0.1 s and, with its compiler, 100 MB. Host code that CPU and GPU

@@ -104,7 +104,7 @@ def _count_word(w, tables):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True)
 def _count_pairs(w, tables):  # type: ignore[no-untyped-def]
-    """Count eight bytes as four pairs, those side by side in one of two tables each."""
+    """Count eight bytes as four pairs, neighbours in different tables."""
     low, other = uint64(0xFFFF), uint64(PAIRS)
     tables[w & low] += uint32(1)
     tables[other + ((w >> uint64(16)) & low)] += uint32(1)
