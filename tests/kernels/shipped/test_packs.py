@@ -46,6 +46,12 @@ def write(folder: Path, source: str = "", layout: str = "", linker: tuple[int, i
     return path
 
 
+@pytest.fixture(autouse=True)
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compiled here, other tests of the process have not."""
+    monkeypatch.setattr(lacking, "_compilations", [])
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that the environment names, with nothing in it; the user's cache is empty too."""
@@ -67,7 +73,6 @@ def test_what_is_shipped_is_neither_compiled_nor_kept(
 def test_what_a_file_lacks_is_told(
     folder: Path, compilations: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(lacking, "_compilations", [])
     path = write(folder)
     kernel().machine_code(HOPPER)
     assert lacking.compilations() == ()
