@@ -71,7 +71,7 @@ def test_what_is_shipped_is_neither_compiled_nor_kept(
 
 
 def test_what_a_file_lacks_is_told(
-    folder: Path, compilations: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, compilations: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write(folder)
     kernel().machine_code(HOPPER)
