@@ -52,6 +52,11 @@ def is_s3(url: str) -> bool:
     return url.startswith(S3_PROTOCOLS) and "::" not in url
 
 
+def is_at_server(name: str) -> bool:
+    """Whether an array's name is a URL of a server, as far as that can be seen from it."""
+    return "://" in name and not name.startswith(("file://", "local://", "memory://"))
+
+
 def endpoint_of_s3() -> str | None:
     """The server that URLs of S3 lead to; None: AWS' own."""
     settings = _Settings.found()

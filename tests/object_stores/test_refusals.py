@@ -1,0 +1,106 @@
+"""What a server refuses, here or to workers, ends in one line that says what to change."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from distributed import Client
+
+import tilewright as tw
+from tests.object_stores.proxy import NO_FAULT, Asked, Fault, Proxy
+from tilewright.pipeline.errors import StoreError
+from tilewright.pipeline.store.objects import objects_at
+from tilewright.pipeline.store.remote.opening import store_at
+
+ONES = np.ones((16, 16), "f4")
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    zarr.create_array(tmp_path / "a", data=ONES, chunks=(8, 8))
+    return tmp_path / "a"
+
+
+def refusal(*arguments: Any, **options: Any) -> str:
+    with pytest.raises(StoreError) as raised:
+        tw.matmul(*arguments, device="cpu", **options)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def writes(asked: Asked) -> Fault:
+    return NO_FAULT if asked.method in ("GET", "HEAD") else Fault(status=403)
+
+
+def test_a_bucket_that_may_only_be_read_takes_no_output(
+    url: str, library: str, proxy: Proxy, local: Path
+) -> None:
+    proxy.faults = writes
+    told = refusal(local, local, f"{url}/c")
+    assert told.startswith(f"output: cannot write to {url}/c: the storage forbids it (")
+    assert "see that these credentials, and the bucket's policy, allow to read and list" in told
+    proxy.faults = lambda asked: NO_FAULT
+    assert objects_at(f"{url}/c").names("") == []
+
+
+@pytest.mark.more
+def test_workers_without_credentials_are_named_with_what_they_lack(
+    url: str, library: str, processes: Client, proxy: Proxy, local: Path
+) -> None:
+    """Those of this process are in its environment, which workers have not."""
+    zarr.create_array(store_at(f"{url}/a"), shape=ONES.shape, dtype="f4", chunks=(8, 8))[...] = ONES
+    for role, name, told in (
+        ("A", "read", refusal(f"{url}/a", local, local.parent / "c", cluster=processes)),
+        ("output", "write to", refusal(local, local, f"{url}/c", cluster=processes)),
+    ):
+        assert told.startswith(f"{role}: worker tcp://")
+        assert f" cannot {name} {url}/" in told
+        assert "/a (" in told or role == "output"
+        assert "is not what worker" not in told
+        assert "is lost" not in told
+    assert objects_at(f"{url}/c").names("") == []
+
+
+class ReadOnly(http.server.SimpleHTTPRequestHandler):
+    """Files of a folder, and of a key that begins so nothing."""
+
+    forbidden = "/a/c/1/1"
+
+    def do_GET(self) -> None:
+        if self.path == self.forbidden:
+            self.send_error(403)
+        else:
+            super().do_GET()
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def page(local: Path) -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(ReadOnly, directory=local.parent)
+    ) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_server_of_pages_is_read_and_takes_no_output(page: str, local: Path) -> None:
+    told = refusal(local, local, f"{page}/c")
+    assert told.startswith(
+        f"output: cannot write to {page}/c: the server takes no such requests (status 501); for"
+    )
+    told = refusal(f"{page}/a", local, local.parent / "c")
+    assert (
+        f"chunk (1, 1) of {page}/a cannot be read ({page}/a/c/1/1): the storage forbids it (status 403)"
+        in told
+    )
