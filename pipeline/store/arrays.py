@@ -333,6 +333,8 @@ def _open_stored(source: Any, ndim: int, role: str, *, or_more: bool, growing: b
             ) from error
         if there := what_is_there(name, local_path(source), ndim, or_more=or_more):
             raise StoreError(f"{role}: {name} {there}") from error
+        if local_path(name) is None and trouble_of(error).kind is Kind.UNKNOWN_OPTION:
+            raise StoreError(f"{role}: cannot open {name}: {told_of(error)}") from error
         if isinstance(error, FileNotFoundError):
             check_bucket(source, role)
             path = local_path(source)

@@ -8,7 +8,9 @@ fills faster links (docs/object-stores.md has figures); else by s3fs. Both get t
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -19,6 +21,7 @@ from zarr.storage import FsspecStore, ObjectStore
 
 from tilewright.pipeline import config
 from tilewright.pipeline.store.remote.patience import AtUrl
+from tilewright.pipeline.store.remote.trouble import SettingsError
 
 S3_PROTOCOLS = ("s3://", "s3a://")
 
@@ -102,7 +105,10 @@ def surroundings() -> tuple[tuple[str, str], ...]:
 @lru_cache(maxsize=256)
 def _opened(url: str, process: int, obstore: bool, surroundings: tuple[tuple[str, str], ...]) -> Store:
     """One for each process and its settings: with it go the connections."""
+    _check_environment()
     settings = _Settings.found()
+    if settings is not None:
+        _check_endpoint(settings)
     if settings is not None and settings.fits_obstore() and obstore:
         return _by_obstore(url, settings)
     if importlib.util.find_spec("s3fs") is not None:
@@ -127,6 +133,34 @@ def _s3fs_options(settings: _Settings | None) -> dict[str, Any]:
         if settings is None or settings.endpoint is None
         else {**options, "endpoint_url": settings.endpoint}
     )
+
+
+def _check_environment() -> None:
+    """Raise SettingsError for what fsspec leaves out of its configuration with a warning that nobody sees."""
+    text = os.environ.get("FSSPEC_S3")
+    if text is None:
+        return
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise SettingsError(
+            f"FSSPEC_S3 in the environment is no JSON ({error}), and says nothing so; mend it, such as"
+            """ FSSPEC_S3='{"endpoint_url": "https://minio.example"}'"""
+        ) from error
+    if not isinstance(found, dict):
+        raise SettingsError(
+            f"FSSPEC_S3 in the environment is {text}, and says nothing so; it must be a mapping in JSON, such as"
+            """ '{"endpoint_url": "https://minio.example"}'"""
+        )
+
+
+def _check_endpoint(settings: _Settings) -> None:
+    """Raise SettingsError for a server's address that no library takes: obstore would end in a panic."""
+    if settings.endpoint is not None and not re.match(r"https?://[^/]", settings.endpoint):
+        raise SettingsError(
+            f"the server of S3 is given as {settings.endpoint}, without http:// or https:// before it; say which, in"
+            " AWS_ENDPOINT_URL or in fsspec's configuration"
+        )
 
 
 def _configured() -> dict[str, Any]:
@@ -177,7 +211,10 @@ class _Settings:
                 "expires_at": None,
             }
             return lambda: given
-        return None if self.session is None else self._by_botocore
+        if self.session is None:
+            return None
+        self.session.get_scoped_config()  # a profile that there is not ends in one error here, not in each request
+        return self._by_botocore
 
     def _by_botocore(self) -> dict[str, Any]:
         found = self.session.get_credentials()
