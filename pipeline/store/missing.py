@@ -15,7 +15,7 @@ from zarr.buffer import default_buffer_prototype
 
 from tilewright.kernels.arguments import shown
 from tilewright.pipeline.store.chunks import METADATA_NAMES
-from tilewright.pipeline.store.remote.opening import store_at
+from tilewright.pipeline.store.remote.opening import HTTP_PROTOCOLS, store_at
 from tilewright.pipeline.store.waiting import answer_of
 from tilewright.pipeline.transfer.files import read_file, reason_with_remedy
 
@@ -185,8 +185,11 @@ def _described(name: str, array: zarr.Array[Any]) -> str:
 
 
 def _below(text: str, names: Sequence[str]) -> list[str]:
-    """The arrays of a group at a URL as they are given: in a chain of URLs the first has the path."""
+    """The arrays of a group at a URL as they are given: in a chain of URLs the first has the path, and a query stands
+    behind it."""
     first, separator, rest = text.partition("::")
+    if not separator and text.startswith(HTTP_PROTOCOLS):
+        first, separator, rest = text.partition("?")
     folder = first if first.endswith("/") else f"{first}/"
     return [f"{folder}{name}{separator}{rest}" for name in names]
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
-import threading
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,40 +63,3 @@ def test_workers_without_credentials_are_named_with_what_they_lack(
         assert "is not what worker" not in told
         assert "is lost" not in told
     assert objects_at(f"{url}/c").names("") == []
-
-
-class ReadOnly(http.server.SimpleHTTPRequestHandler):
-    """Files of a folder, and of a key that begins so nothing."""
-
-    forbidden = "/a/c/1/1"
-
-    def do_GET(self) -> None:
-        if self.path == self.forbidden:
-            self.send_error(403)
-        else:
-            super().do_GET()
-
-    def log_message(self, *arguments: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def page(local: Path) -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), partial(ReadOnly, directory=local.parent)
-    ) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-def test_a_server_of_pages_is_read_and_takes_no_output(page: str, local: Path) -> None:
-    told = refusal(local, local, f"{page}/c")
-    assert told.startswith(
-        f"output: cannot write to {page}/c: the server takes no such requests (status 501); for"
-    )
-    told = refusal(f"{page}/a", local, local.parent / "c")
-    assert (
-        f"chunk (1, 1) of {page}/a cannot be read ({page}/a/c/1/1): the storage forbids it (status 403)"
-        in told
-    )

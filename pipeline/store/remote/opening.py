@@ -15,6 +15,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
+from urllib.parse import parse_qsl
 
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore, ObjectStore
@@ -23,6 +24,7 @@ from tilewright.pipeline import config
 from tilewright.pipeline.store.remote.patience import AtUrl
 from tilewright.pipeline.store.remote.trouble import SettingsError
 
+HTTP_PROTOCOLS = ("http://", "https://")
 S3_PROTOCOLS = ("s3://", "s3a://")
 
 CONNECTIONS = 64
@@ -69,10 +71,19 @@ def endpoint_of_s3() -> str | None:
 def store_at(url: str, read_only: bool = False) -> Store:
     """The store at a URL of S3, or at one of fsspec's. Raises whatever the library raises that opens it."""
     if not is_s3(url):
-        found = FsspecStore.from_url(url)
+        found = FsspecStore.from_url(*_apart_from_query(url))
         return found.with_read_only(True) if read_only else found
     inner = _opened(url.rstrip("/"), os.getpid(), config.get("obstore"), surroundings())
     return AtUrl(inner.with_read_only(read_only), url.rstrip("/"), store_at)
+
+
+def _apart_from_query(url: str) -> tuple[str, dict[str, Any]]:
+    """A URL without a query, and the options by which each request for something below it carries that, such as a
+    signature for all of a folder: behind the folder's own name it would be part of what every key begins with."""
+    place, mark, query = url.partition("?")
+    if not mark or "::" in url or not url.startswith(HTTP_PROTOCOLS):
+        return url, {}
+    return place, {"params": parse_qsl(query, keep_blank_values=True)}
 
 
 async def call_s3(files: Any, operation: str, **arguments: Any) -> Any:
