@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -113,7 +114,9 @@ def create_at_url(url: str, create: Callable[..., zarr.Array[Any]], overwrite: b
             if not is_unfinished(objects):
                 _check_replaceable(objects, url, overwrite)
                 objects.put(UNFINISHED_NAME, UNFINISHED)
-            objects.clear(tuple(METADATA_NAMES.values()), (UNFINISHED_NAME, LEASE_NAME))
+                clear_marked(objects)
+            else:
+                objects.clear(tuple(METADATA_NAMES.values()), (UNFINISHED_NAME, LEASE_NAME))
             array = quietly(lambda: create(store_at(url), overwrite=False))
         except StoreError:
             raise
@@ -123,6 +126,18 @@ def create_at_url(url: str, create: Callable[..., zarr.Array[Any]], overwrite: b
         lease.release()
         raise
     return InPlace(array, lease=lease, url=url)
+
+
+def clear_marked(objects: Objects) -> None:
+    """Remove what stands at a URL but the mark that has just been put there, and the lease. Where nothing of it can be
+    removed it stays whole, without the mark. Raises StoreError."""
+    try:
+        objects.clear(tuple(METADATA_NAMES.values()), (UNFINISHED_NAME, LEASE_NAME))
+    except StoreError:
+        with suppress(StoreError):
+            if any(objects.get(name) is not None for name in METADATA_NAMES.values()):
+                objects.drop(UNFINISHED_NAME)
+        raise
 
 
 def grow_again(url: str, record: bytes, checksums: str) -> None:

@@ -335,6 +335,8 @@ class _Probe:
         self._left: list[str] = []
         self._refusal: str | None = None
         """What a server says to a worker that it lets write nothing."""
+        self._kept: str | None = None
+        """What it says where it removes nothing."""
 
     def run(self) -> list[str]:
         """As `check_written_alike`."""
@@ -349,6 +351,8 @@ class _Probe:
             told = f"what workers write to {_named(self._name, store)} is lost: {problem}; {REMEDY}"
             told = f"output: {self._refusal or told}"
             raise StoreError("; ".join([told, *self._left]))
+        if self._kept is not None:
+            raise StoreError(f"output: {self._kept}")
         return self._left
 
     def _by_own_keys(self, workers: list[str]) -> str | None:
@@ -420,6 +424,11 @@ class _Probe:
                 f"{key} in {self._name}, by which it was tried whether workers can write there, cannot be"
                 f" {'removed' if before is None else 'put back'} ({in_one_line(error)})"
             )
+            if (refused := _refused(self._store, _Unusable.of(error))) is not None:
+                self._kept = (
+                    f"cannot remove objects from {self._name}, as a run has to remove its record: {refused}; {key} is"
+                    " left there"
+                )
 
 
 def _check_session(ask: Ask, array: zarr.Array[Any]) -> None:
