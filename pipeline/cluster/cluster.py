@@ -497,7 +497,8 @@ def _check_keys(called: str, kind: str, options: dict[str, Any]) -> None:
 def _check_known(whose: str, known: Set[str], options: Iterable[Any]) -> None:
     unknown = sorted(str(key) for key in options if key not in known)
     if unknown:
-        raise ClusterError(f"{whose} has no option {unknown[0]!r}{did_you_mean(unknown[0], sorted(known))}")
+        named = sorted(one for one in known if one.islower())  # others are classes, which no file can give
+        raise ClusterError(f"{whose} has no option {unknown[0]!r}{did_you_mean(unknown[0], named)}")
 
 
 def _started_by_a_script() -> bool:
