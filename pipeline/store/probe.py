@@ -52,7 +52,7 @@ from tilewright.pipeline.store.region import (
     stored_masks,
 )
 from tilewright.pipeline.store.remote.opening import store_at
-from tilewright.pipeline.store.remote.patience import unwrapped
+from tilewright.pipeline.store.remote.patience import AtUrl, unwrapped
 from tilewright.pipeline.store.remote.trouble import Kind, trouble_of
 from tilewright.pipeline.store.sessions import (
     Gathered,
@@ -168,10 +168,11 @@ def check_shared_output(out: Source) -> None:
 def check_read_alike(ask: Ask, arrays: Mapping[str, StoredArray], *, here: bool = False) -> None:
     """Raise StoreError where a worker does not find in its copy of an input, given by its role, what the caller finds
     there: its metadata, and whether there is a first chunk and how that begins. here: this process is the only worker,
-    where a copy of a map is the same map."""
+    where a copy of a map is the same map, and that of the store at a URL of S3 the same store: it would take four
+    requests, one after the other, to compare it with itself."""
     every = {role: base_of(given) for role, given in arrays.items()} | stored_masks(arrays)
     for role, array in every.items():
-        if not (_is_known(array) or (here and isinstance(array.store, MappedStore))):
+        if not (_is_known(array) or (here and isinstance(array.store, MappedStore | AtUrl))):
             pickled = _pickled(array, array.store, role, name_of(array))
             _check_look(ask, pickled, array.store, _keys_of(array), role, name_of(array))
 

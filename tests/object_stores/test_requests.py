@@ -133,7 +133,7 @@ def test_a_product_takes_the_requests_that_its_plan_says(
         run = tw.matmul(url, tmp_path / "b", tmp_path / "c", **options)
     assert run.plan.tile_count > 1
     assert run.plan.panel_count > 1
-    # Before that, the command and its worker compare what they see of the first chunk.
-    assert proxy.count("GET", "/c/") - 2 == run.plan.read_requests > 8
+    # The only worker is this process: what it sees of the first chunk is not compared with itself.
+    assert proxy.count("GET", "/c/") == run.plan.read_requests > 8
     assert f"about {run.plan.read_requests}, for chunks" in str(run.plan)
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "c")[...], data @ b[...])
