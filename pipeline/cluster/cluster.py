@@ -535,9 +535,11 @@ def _connect(stack: ExitStack, called: str, options: dict[str, Any]) -> Client:
             " away"
         )
     if not options.get("address") and not options.get("scheduler_file"):
+        options["address"] = dask.config.get("scheduler-address", None)  # where Dask's own clients look, too
+    if not options.get("address") and not options.get("scheduler_file"):
         raise ClusterError(
-            f"{called} says neither address nor scheduler_file; set one in your cluster.yaml, or pass the scheduler's"
-            " address in place of a profile"
+            f"{called} says neither address nor scheduler_file; set one in your cluster.yaml, or Dask's"
+            " scheduler-address (DASK_SCHEDULER_ADDRESS), or pass the scheduler's address in place of a profile"
         )
     _check_times(called, options)
     for key in ("address", "scheduler_file"):

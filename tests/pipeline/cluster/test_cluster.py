@@ -422,6 +422,20 @@ def test_messages_name_the_file_of_profiles(tmp_path: Path, monkeypatch: pytest.
             pass
 
 
+def test_dasks_own_setting_says_where_an_existing_scheduler_is(processes: Client) -> None:
+    """As `DASK_SCHEDULER_ADDRESS` does where a site starts clusters for its users."""
+    address = processes.scheduler_info()["address"]
+    with dask.config.set({"scheduler-address": address}), open_cluster("existing") as found:
+        assert found.scheduler_info()["address"] == address
+        assert found is not processes
+    with (
+        dask.config.set({"scheduler-address": 7}),
+        pytest.raises(ClusterError, match="address: 7 is no scheduler's address"),
+        open_cluster("existing"),
+    ):
+        pass
+
+
 def test_a_client_is_used_and_left_open(client: Client) -> None:
     with open_cluster(client) as same:
         assert same is client
