@@ -497,7 +497,8 @@ def _check_keys(called: str, kind: str, options: dict[str, Any]) -> None:
 def _check_known(whose: str, known: Set[str], options: Iterable[Any]) -> None:
     unknown = sorted(str(key) for key in options if key not in known)
     if unknown:
-        raise ClusterError(f"{whose} has no option {unknown[0]!r}{did_you_mean(unknown[0], sorted(known))}")
+        named = sorted(one for one in known if one.islower())  # others are classes, which no file can give
+        raise ClusterError(f"{whose} has no option {unknown[0]!r}{did_you_mean(unknown[0], named)}")
 
 
 def _started_by_a_script() -> bool:
@@ -534,9 +535,11 @@ def _connect(stack: ExitStack, called: str, options: dict[str, Any]) -> Client:
             " away"
         )
     if not options.get("address") and not options.get("scheduler_file"):
+        options["address"] = dask.config.get("scheduler-address", None)  # where Dask's own clients look, too
+    if not options.get("address") and not options.get("scheduler_file"):
         raise ClusterError(
-            f"{called} says neither address nor scheduler_file; set one in your cluster.yaml, or pass the scheduler's"
-            " address in place of a profile"
+            f"{called} says neither address nor scheduler_file; set one in your cluster.yaml, or Dask's"
+            " scheduler-address (DASK_SCHEDULER_ADDRESS), or pass the scheduler's address in place of a profile"
         )
     _check_times(called, options)
     for key in ("address", "scheduler_file"):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tilewright.pipeline.cluster.answers import ask_all
+from tilewright.pipeline.errors import ClusterError
 from tilewright.pipeline.events import Listener
-from tilewright.pipeline.neighbours.tasks import Work, searched_items
+from tilewright.pipeline.neighbours.tasks import Work, free_held, held_for_estimate, searched_items
 from tilewright.pipeline.reduce import Reduction, reduce_pieces
 
 if TYPE_CHECKING:
@@ -21,7 +24,7 @@ STRETCHES = 8
 ROWS, COLUMNS = 64, 1024
 """Items of a stretch of A, and of one of B: adjacent ones lie in the same chunks. All together are 4 million pairs."""
 SAMPLE_NBYTES = 2**27
-"""What the sample reads at most of each matrix."""
+"""What the sample reads at most of each matrix, and a worker holds of B meanwhile."""
 
 
 def expected_density(client: Client, work: Work, m: int, listener: Listener) -> float:
@@ -41,7 +44,11 @@ def expected_density(client: Client, work: Work, m: int, listener: Listener) -> 
     # On the cores, whatever the workers have: it is little work.
     sampled = replace(work, keep=True, once=False, device="cpu")
     calls = [(sampled, first, stop, columns) for first, stop in rows]
-    found, looked = reduce_pieces(client, reduction, calls, [0] * len(calls), listener)
+    try:
+        found, looked = reduce_pieces(client, reduction, calls, [0] * len(calls), listener)
+    finally:
+        with suppress(ClusterError):
+            ask_all(client, free_held, work.key)
     return found / looked if looked else 0.0
 
 
@@ -73,7 +80,7 @@ def count_in_sample(
         threads=work.threads,
     )
     for start, end in columns:
-        search.update(searched_items(work, work.b, start, end), start)
+        search.update(held_for_estimate(work, start, end), start)
         looked += (stop - first) * (end - start)
         if work.one:
             looked -= max(0, min(stop, end) - max(first, start))

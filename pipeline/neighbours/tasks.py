@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -206,13 +207,22 @@ held_sample = _Held()
 
 AFTER_ALL = "-all"
 """Behind the key of a search whose items are compared with all, since they were not among themselves."""
+ESTIMATE = "-estimate"
+"""Behind that of a search that is still to be planned, by a sample."""
 
 
 def free_held(key: str) -> None:
     """Forget what is held of a search that is over; asked of each worker."""
-    for each in (key, f"{key}{AFTER_ALL}"):
+    for each in (key, f"{key}{AFTER_ALL}", f"{key}{ESTIMATE}"):
         _held.free(each)
         held_sample.free(each)
+
+
+def held_for_estimate(work: Work, first: int, stop: int) -> np.ndarray:
+    """Some items of B, which the tasks of an estimate that run in this process read once."""
+    read = partial(searched_items, work, work.b, first, stop)
+    items: np.ndarray = _held.panel(f"{work.key}{ESTIMATE}", first, read)
+    return items
 
 
 class _Panels:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ from tilewright.pipeline.store.arrays import (
 from tilewright.pipeline.store.chunks import METADATA_NAMES, draft_of
 from tilewright.pipeline.store.journal import ObjectJournal
 from tilewright.pipeline.store.locks import LEASE_NAME, Lease, lock_folder, take_lease, unlock_folder
+from tilewright.pipeline.store.new.far_groups import settle_at
 from tilewright.pipeline.store.new.storage import quietly
 from tilewright.pipeline.store.objects import Objects, folder_of, objects_at, objects_of
 from tilewright.pipeline.store.probe import KEY_START
@@ -43,6 +45,12 @@ class InPlace(NamedTuple):
     """As in `Output`, where it is in a folder."""
     lease: Lease | None = None
     """Where it is in a store without folders."""
+    url: str | None = None
+    """The URL of one that was created there; None of an open array, whose group is the caller's."""
+
+    def settle(self) -> list[str]:
+        """Make it known to readers of the group that it lies in, once it is whole; see `settle_at`."""
+        return [] if self.url is None else settle_at(self.url)
 
     def release(self) -> None:
         """Let other runs write here again."""
@@ -106,7 +114,9 @@ def create_at_url(url: str, create: Callable[..., zarr.Array[Any]], overwrite: b
             if not is_unfinished(objects):
                 _check_replaceable(objects, url, overwrite)
                 objects.put(UNFINISHED_NAME, UNFINISHED)
-            objects.clear(tuple(METADATA_NAMES.values()), (UNFINISHED_NAME, LEASE_NAME))
+                clear_marked(objects)
+            else:
+                objects.clear(tuple(METADATA_NAMES.values()), (UNFINISHED_NAME, LEASE_NAME))
             array = quietly(lambda: create(store_at(url), overwrite=False))
         except StoreError:
             raise
@@ -115,7 +125,19 @@ def create_at_url(url: str, create: Callable[..., zarr.Array[Any]], overwrite: b
     except BaseException:
         lease.release()
         raise
-    return InPlace(array, lease=lease)
+    return InPlace(array, lease=lease, url=url)
+
+
+def clear_marked(objects: Objects) -> None:
+    """Remove what stands at a URL but the mark that has just been put there, and the lease. Where nothing of it can be
+    removed it stays whole, without the mark. Raises StoreError."""
+    try:
+        objects.clear(tuple(METADATA_NAMES.values()), (UNFINISHED_NAME, LEASE_NAME))
+    except StoreError:
+        with suppress(StoreError):
+            if any(objects.get(name) is not None for name in METADATA_NAMES.values()):
+                objects.drop(UNFINISHED_NAME)
+        raise
 
 
 def grow_again(url: str, record: bytes, checksums: str) -> None:
@@ -169,7 +191,7 @@ def resume_in_place(target: Source) -> InPlace | None:
     if array is None:
         lease.release()
         return None
-    return InPlace(array, lease=lease)
+    return InPlace(array, lease=lease, url=os.fspath(target))
 
 
 def is_unfinished(objects: Objects | None) -> bool:

@@ -56,10 +56,10 @@ from tilewright.pipeline.store.locks import (
     stands_at,
     unlock_folder,
 )
+from tilewright.pipeline.store.new.far_groups import format_at
 from tilewright.pipeline.store.new.groups import (
     absolute,
     ended,
-    format_around,
     in_format,
     make_groups,
     metadata_in,
@@ -254,7 +254,7 @@ class Output:
                 objects.drop(UNFINISHED_NAME)
         except OSError as error:
             return [f"{name_of(self.array)} is whole, but what the run kept there cannot be removed: {error}"]
-        return []
+        return [] if self.in_place is None else self.in_place.settle()
 
     def remove(self) -> None:
         """Remove the growing array, unless it has its final name by now."""
@@ -596,7 +596,7 @@ def create_output(
             return Output(gathered.empty, None, gathered=gathered)
         return _in_place(given_in_place(target))
     path = local_path(target)
-    zarr_format = None if path is None else format_around(path)
+    zarr_format = format_at(target)
     create: Callable[..., zarr.Array[Any]] = partial(
         zarr.create_array,
         shape=shape,

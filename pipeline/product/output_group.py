@@ -13,6 +13,7 @@ from typing import Any
 import dask
 
 from tilewright.pipeline.errors import OutputError, OutputExistsError, StoreError
+from tilewright.pipeline.product.in_place import clear_marked
 from tilewright.pipeline.product.output import (
     MARK_NAME,
     check_growing_place,
@@ -237,7 +238,7 @@ def group_at_url(url: str, kind: str, *, overwrite: bool) -> Iterator[Path]:
         ) as folder:
             yield Path(folder)
             objects.put(UNFINISHED_NAME, UNFINISHED)
-            objects.clear(tuple(METADATA_NAMES.values()), (UNFINISHED_NAME, LEASE_NAME))
+            clear_marked(objects)
             names = [str(each.relative_to(folder)) for each in Path(folder).rglob("*") if each.is_file()]
             for name in sorted(names, key=lambda name: (name == METADATA_NAMES[3], name)):
                 objects.put(name, (Path(folder) / name).read_bytes())

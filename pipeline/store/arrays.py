@@ -81,6 +81,9 @@ MOST_NBYTES = 2**63 - 1
 LOCAL_URLS = ("file://", "local://")
 """How URLs of local paths begin, by fsspec's names."""
 
+ONE_SLASH = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "http", "https", "hf", "memory", "file")
+"""Protocols of URLs that were meant by names with one slash behind them."""
+
 UNFINISHED_NAME = "tilewright-unfinished"
 """The mark beside a growing array at a URL."""
 UNFINISHED = b"an unfinished product of Tilewright\n"
@@ -261,6 +264,12 @@ def check_source(source: Any, role: str) -> None:
             f"{role}: {text} begins with a tilde, which only shells read as the home folder; pass"
             " os.path.expanduser(path), or os.path.abspath(path) for a folder of that name"
         )
+    protocol, slash, below = text.partition(":/")
+    if slash and protocol in ONE_SLASH and not below.startswith("/") and not os.path.lexists(f"{protocol}:"):
+        raise StoreError(
+            f"{role}: {text} would be a local path, in a folder {protocol}:, and a URL has two slashes there, of which"
+            f" pathlib's Path drops one: give it as a text, {protocol}://..."
+        )
 
 
 def open_array(
@@ -333,6 +342,8 @@ def _open_stored(source: Any, ndim: int, role: str, *, or_more: bool, growing: b
             ) from error
         if there := what_is_there(name, local_path(source), ndim, or_more=or_more):
             raise StoreError(f"{role}: {name} {there}") from error
+        if local_path(name) is None and trouble_of(error).kind is Kind.UNKNOWN_OPTION:
+            raise StoreError(f"{role}: cannot open {name}: {told_of(error)}") from error
         if isinstance(error, FileNotFoundError):
             check_bucket(source, role)
             path = local_path(source)

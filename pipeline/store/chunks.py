@@ -38,8 +38,12 @@ KNOWN_CODECS = ("zstd", "blosc", "lz4", "gzip", "zlib", "crc32c")
 """Bytes-to-bytes codecs, by numcodecs' names. Zarr's format 3 has some under these names, and the rest, as zarr-python
 writes them, under these with the prefix ``numcodecs.``."""
 
-FILTERS = ("shuffle", "fletcher32")
-"""Those that HDF5 puts before them, and after."""
+ELEMENTWISE = ("delta", "fixedscaleoffset", "astype", "quantize", "bitround", "packbits")
+"""Filters of elements, in the order in which they lie in a chunk."""
+
+FILTERS = ("shuffle", "fletcher32", "bz2", "crc32", "adler32", "jenkins_lookup3", *ELEMENTWISE)
+"""numcodecs' others that need no more of a chunk than its bytes: slower than those above, and as fast here as they are.
+Format 3 has them under these names with the prefix, and HDF5 the first two."""
 
 MISSING = 2**64 - 1
 """Offset and length, in a shard's index, of an inner chunk that was never written."""
@@ -266,9 +270,7 @@ def encoding_of(array: zarr.Array[Any], name: str, root: Path) -> ChunkLayout | 
     )
     if metadata.zarr_format == 2:
         codecs = (*(metadata.filters or ()), *filter(None, [metadata.compressor]))
-        mapped = isinstance(array.store, MappedStore)
-        known = (*KNOWN_CODECS, *FILTERS) if mapped else KNOWN_CODECS
-        if (metadata.filters and not mapped) or any(codec.codec_id not in known for codec in codecs):
+        if any(codec.codec_id not in (*KNOWN_CODECS, *FILTERS) for codec in codecs):
             return None
         order = tuple(reversed(range(array.ndim))) if metadata.order == "F" else ()
         return replace(layout, codecs=codecs, order=order)
@@ -320,14 +322,22 @@ def _with_codecs(layout: ChunkLayout, chain: Sequence[Any]) -> ChunkLayout | Non
             if known is None:
                 return None
             codecs.append(known)
-    return replace(layout, codecs=tuple(codecs))
+    layout = replace(layout, codecs=tuple(codecs))
+    elementwise = [codec for codec in codecs if codec.codec_id in ELEMENTWISE]
+    if not elementwise:
+        return layout
+    # zarr-python gives these an array of the dtype that they say, in whatever order it lies.
+    decoded = getattr(elementwise[0], "decode_dtype", getattr(elementwise[0], "dtype", layout.dtype))
+    alike = not layout.transposed and layout.dtype.isnative and decoded == layout.dtype
+    return layout if alike else None
 
 
 def _of_numcodecs(codec: Any) -> Any:
     """numcodecs' codec for a bytes-to-bytes codec of format 3; None where it is not known."""
     description = codec.to_dict()
-    known = description["name"].removeprefix("numcodecs.")
-    if known not in KNOWN_CODECS:
+    name = description["name"]
+    known = name.removeprefix("numcodecs.")
+    if known not in KNOWN_CODECS and (known not in FILTERS or known == name):
         return None
     settings = dict(description.get("configuration", {}))
     if isinstance(settings.get("shuffle"), str):  # format 3 has names for it

@@ -15,7 +15,7 @@ from zarr.buffer import default_buffer_prototype
 
 from tilewright.kernels.arguments import shown
 from tilewright.pipeline.store.chunks import METADATA_NAMES
-from tilewright.pipeline.store.remote.opening import store_at
+from tilewright.pipeline.store.remote.opening import HTTP_PROTOCOLS, store_at
 from tilewright.pipeline.store.waiting import answer_of
 from tilewright.pipeline.transfer.files import read_file, reason_with_remedy
 
@@ -35,6 +35,9 @@ FILES = {
 }
 """Files that hold arrays and are no Zarr: how they begin, what they are, how their names end, and what reads them."""
 
+FILES_AT_URLS = (".npy", ".npz", ".h5", ".hdf5", ".h5ad", ".nc", ".nc4", ".parquet", ".pq")
+"""How the names of such files end at URLs, where nobody looks into them."""
+
 
 def what_is_there(text: str, path: Path | None, ndim: int, *, or_more: bool = False) -> str | None:
     """What stands at a name, and what to give instead of it, as a message ends behind the name; None where that is
@@ -47,6 +50,8 @@ def what_is_there(text: str, path: Path | None, ndim: int, *, or_more: bool = Fa
         if file.suffix == ".zip" or zipfile.is_zipfile(file):
             return _of_zip(file, path)
         return _of_file(file) if file == path else None
+    if path is None and (told := _of_url(text)) is not None:
+        return told
     return _of_group(text, path, ndim, or_more=or_more)
 
 
@@ -102,6 +107,20 @@ def _of_file(file: Path) -> str | None:
             read = reader.format(str(file))
             new = str(file.with_suffix(".zarr"))
             return f"is {what}, not a Zarr array; convert it: dask.array.from_array({read}).to_zarr({new!r})"
+    return None
+
+
+def _of_url(text: str) -> str | None:
+    """Of a URL of a file that is no Zarr, which are read from local folders, or of an archive."""
+    first, separator, inside = text.partition("::")
+    ending = PurePath(first).suffix
+    if ending == ".zip" and not separator:
+        return f"is a ZIP file, in which an array is named by a URL: give zip://::{text}"
+    if ending in FILES_AT_URLS and "://" not in inside:
+        return (
+            "names a file, and files of NumPy, HDF5, NetCDF and Parquet are read where they lie in local folders alone:"
+            " copy it to one, or open it in Python, by xarray or the library that wrote it, and give the array"
+        )
     return None
 
 
@@ -166,8 +185,11 @@ def _described(name: str, array: zarr.Array[Any]) -> str:
 
 
 def _below(text: str, names: Sequence[str]) -> list[str]:
-    """The arrays of a group at a URL as they are given: in a chain of URLs the first has the path."""
+    """The arrays of a group at a URL as they are given: in a chain of URLs the first has the path, and a query stands
+    behind it."""
     first, separator, rest = text.partition("::")
+    if not separator and text.startswith(HTTP_PROTOCOLS):
+        first, separator, rest = text.partition("?")
     folder = first if first.endswith("/") else f"{first}/"
     return [f"{folder}{name}{separator}{rest}" for name in names]
 

@@ -101,21 +101,25 @@ class Objects:
         return self._answer(put(), "write", key)
 
     def clear(self, first: Sequence[str], kept: Sequence[str]) -> None:
-        """Remove all objects there but those ``kept``, these ``first``."""
+        """Remove all objects there but those ``kept``, these ``first``: where they cannot be removed, nothing is."""
+
+        async def listed() -> list[str]:
+            start = self._key("")
+            return [key.removeprefix(start) async for key in self._store.list_prefix(start)]
+
+        there = [key for key in self._answer(listed(), "list", "") if key not in kept]
         for key in first:
-            self.drop(key)
+            if key in there:
+                self.delete(key)
 
         async def cleared() -> None:
-            start = self._key("")
-            keys = [key async for key in self._store.list_prefix(start)]
-            gone = [key for key in keys if key.removeprefix(start) not in kept]
             turn = asyncio.Semaphore(REMOVED_AT_ONCE)
 
             async def removed(key: str) -> None:
                 async with turn:
-                    await self._store.delete(key)
+                    await self._store.delete(self._key(key))
 
-            await asyncio.gather(*map(removed, gone))
+            await asyncio.gather(*(removed(key) for key in there if key not in first))
 
         self._answer(cleared(), "remove", "")
 

@@ -25,7 +25,7 @@ import zarr
 from zarr.abc.buffer import Buffer
 from zarr.abc.store import RangeByteRequest, Store
 from zarr.buffer import default_buffer_prototype
-from zarr.storage import LocalStore
+from zarr.storage import FsspecStore, LocalStore, ObjectStore
 
 from tilewright.pipeline import pickling as pickle
 from tilewright.pipeline.cluster.identity import address_of
@@ -52,6 +52,8 @@ from tilewright.pipeline.store.region import (
     stored_masks,
 )
 from tilewright.pipeline.store.remote.opening import store_at
+from tilewright.pipeline.store.remote.patience import AtUrl, unwrapped
+from tilewright.pipeline.store.remote.trouble import Kind, trouble_of
 from tilewright.pipeline.store.sessions import (
     Gathered,
     changes_in,
@@ -94,9 +96,28 @@ class Ask(Protocol):
 
 @dataclass(frozen=True)
 class _Unusable:
-    """What a worker answers that cannot use its copy of a store."""
+    """What a worker answers that cannot use its copy of a store, or one key of it."""
 
     why: str
+    trouble: str | None = None
+    """What the storage said and what to do about it, where its errors are known."""
+
+    @classmethod
+    def of(cls, error: Exception) -> _Unusable:
+        found = trouble_of(error)
+        known = None if found.kind is Kind.OTHER else str(found)
+        return cls(f"it cannot be used there ({in_one_line(error)})", known)
+
+
+def _refused(store: Store, found: object) -> str | None:
+    """What the server of a store says to a worker that it refuses; None where it is no server, or nothing is known."""
+    at_server = isinstance(unwrapped(store), FsspecStore | ObjectStore)
+    return found.trouble if at_server and isinstance(found, _Unusable) else None
+
+
+def _who(worker: str) -> str:
+    """A worker at the beginning of what it cannot do; nothing where it is this process."""
+    return "cannot" if worker.startswith("inproc://") else f"worker {worker} cannot"
 
 
 def shared_inputs(arrays: Mapping[str, Given], *, copied: bool = False) -> dict[str, Given]:
@@ -147,10 +168,11 @@ def check_shared_output(out: Source) -> None:
 def check_read_alike(ask: Ask, arrays: Mapping[str, StoredArray], *, here: bool = False) -> None:
     """Raise StoreError where a worker does not find in its copy of an input, given by its role, what the caller finds
     there: its metadata, and whether there is a first chunk and how that begins. here: this process is the only worker,
-    where a copy of a map is the same map."""
+    where a copy of a map is the same map, and that of the store at a URL of S3 the same store: it would take four
+    requests, one after the other, to compare it with itself."""
     every = {role: base_of(given) for role, given in arrays.items()} | stored_masks(arrays)
     for role, array in every.items():
-        if not (_is_known(array) or (here and isinstance(array.store, MappedStore))):
+        if not (_is_known(array) or (here and isinstance(array.store, MappedStore | AtUrl))):
             pickled = _pickled(array, array.store, role, name_of(array))
             _check_look(ask, pickled, array.store, _keys_of(array), role, name_of(array))
 
@@ -226,26 +248,31 @@ def _check_look(
             found = there.why
         else:
             # What cannot be read here, the run will meet, and tell more of.
-            differing = [key for key in keys if here[key] not in (there[key], None)]
+            differing = [
+                key for key in keys if not isinstance(here[key], _Unusable) and here[key] != there[key]
+            ]
             if not differing:
                 continue
             key = differing[0]
-            found = f"at {key} it has {there[key] or 'what it cannot read'}, and this process {here[key]}"
+            if (refused := _refused(store, there[key])) is not None:
+                raise StoreError(f"{role}: {_who(worker)} read {name} ({key}): {refused}")
+            has = "what it cannot read" if isinstance(there[key], _Unusable) else there[key]
+            found = f"at {key} it has {has}, and this process {here[key]}"
         raise StoreError(
             f"{role}: {_named(name, store)} is not what worker {worker} has of it: {found}; {REMEDY}"
         )
     return list(answers)
 
 
-def _look(store: Store, keys: Sequence[str]) -> dict[str, str | None]:
-    """What these keys hold, of which the first is the metadata's: a hash, or that there is nothing; None where that
-    cannot be read."""
-    found: dict[str, str | None] = {}
+def _look(store: Store, keys: Sequence[str]) -> dict[str, str | _Unusable]:
+    """What these keys hold, of which the first is the metadata's: a hash, or that there is nothing; or why that cannot
+    be read."""
+    found: dict[str, str | _Unusable] = {}
     for key in keys:
         try:
             got = _get(store, key, None if key == keys[0] else HEAD_NBYTES)
-        except Exception:
-            found[key] = None
+        except Exception as error:
+            found[key] = _Unusable.of(error)
         else:
             found[key] = "nothing" if got is None else hashlib.sha256(got).hexdigest()[:16]
     return found
@@ -262,7 +289,7 @@ def _set(store: Store, key: str, value: bytes) -> None:
     answer_of(store.set(key, default_buffer_prototype().buffer.from_bytes(value)), key)
 
 
-async def look_by_copy(pickled: bytes, keys: Sequence[str]) -> dict[str, str | None] | _Unusable:
+async def look_by_copy(pickled: bytes, keys: Sequence[str]) -> dict[str, str | _Unusable] | _Unusable:
     """What these keys hold in a worker's copy of a store, as for `_look`."""
     return await asyncio.to_thread(_by_copy, pickled, partial(_look, keys=keys))
 
@@ -289,7 +316,7 @@ def _by_copy(pickled: bytes, use: Callable[[Store], Answer]) -> Answer | _Unusab
     try:
         return use(copy.store if isinstance(copy, zarr.Array) else copy)
     except Exception as error:
-        return _Unusable(f"it cannot be used there ({in_one_line(error)})")
+        return _Unusable.of(error)
 
 
 def _own_key(start: str, worker: str) -> str:
@@ -307,6 +334,10 @@ class _Probe:
         self._keys = [] if array is None else _keys_of(array)
         self._pickled = _pickled(store if array is None else array, store, "output", name)
         self._left: list[str] = []
+        self._refusal: str | None = None
+        """What a server says to a worker that it lets write nothing."""
+        self._kept: str | None = None
+        """What it says where it removes nothing."""
 
     def run(self) -> list[str]:
         """As `check_written_alike`."""
@@ -315,10 +346,14 @@ class _Probe:
         workers = _check_look(self._ask, pickled, store, keys, "output", self._name)
         problem = self._by_own_keys(workers)
         if problem is not None and len(keys) > 1:
+            self._refusal = None
             problem = self._by_chunk(keys[1], workers)
         if problem is not None:
-            told = f"output: what workers write to {_named(self._name, store)} is lost: {problem}; {REMEDY}"
+            told = f"what workers write to {_named(self._name, store)} is lost: {problem}; {REMEDY}"
+            told = f"output: {self._refusal or told}"
             raise StoreError("; ".join([told, *self._left]))
+        if self._kept is not None:
+            raise StoreError(f"output: {self._kept}")
         return self._left
 
     def _by_own_keys(self, workers: list[str]) -> str | None:
@@ -354,6 +389,8 @@ class _Probe:
         for value in (uuid.uuid4().bytes, uuid.uuid4().bytes):
             answers = self._ask(write_by_copy, self._pickled, key, own, value, workers=list(keys))
             for worker, cannot in answers.items():
+                if (refused := _refused(self._store, cannot)) is not None:
+                    self._refusal = f"{_who(worker)} write to {self._name}: {refused}"
                 if cannot is not None:
                     return f"worker {worker} writes nothing: {cannot.why}"
             for worker, found in zip(answers, self._read([keys[worker] for worker in answers]), strict=True):
@@ -388,6 +425,11 @@ class _Probe:
                 f"{key} in {self._name}, by which it was tried whether workers can write there, cannot be"
                 f" {'removed' if before is None else 'put back'} ({in_one_line(error)})"
             )
+            if (refused := _refused(self._store, _Unusable.of(error))) is not None:
+                self._kept = (
+                    f"cannot remove objects from {self._name}, as a run has to remove its record: {refused}; {key} is"
+                    " left there"
+                )
 
 
 def _check_session(ask: Ask, array: zarr.Array[Any]) -> None:

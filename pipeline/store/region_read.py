@@ -73,7 +73,7 @@ from tilewright.pipeline.store.region import (
     pieces_of_whole,
     unmasked,
 )
-from tilewright.pipeline.store.remote.opening import is_s3
+from tilewright.pipeline.store.remote.opening import is_at_server
 from tilewright.pipeline.store.remote.trouble import Kind, trouble_of
 from tilewright.pipeline.store.sources.dasks import check_computed
 from tilewright.pipeline.store.sources.mapped import MappedStore
@@ -704,7 +704,8 @@ def _reading(array: zarr.Array[Any], chunk: tuple[int, ...]) -> Iterator[None]:
         damaged = not answered and _is_damage(error, array.store)
         advice = DAMAGED if damaged else NOT_ANSWERED
         message = _unreadable(chunk, name_of(array), file_name, array.shards is not None, error, advice)
-        if not damaged and is_s3(name_of(array)) and (trouble := trouble_of(error)).kind is not Kind.OTHER:
+        trouble = trouble_of(error)
+        if not damaged and is_at_server(name_of(array)) and trouble.kind is not Kind.OTHER:
             where = f"{'in shard ' * (array.shards is not None)}{name_of(array)}/{file_name}"
             message = f"chunk {chunk_name(chunk)} of {name_of(array)} cannot be read ({where}): {trouble}"
         # What a remote store gave may have been cut short on its way.

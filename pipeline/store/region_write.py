@@ -48,7 +48,7 @@ DEFAULT_LEVEL = 0
 MOST_ZARR_THREADS = 32
 """The most threads that zarr-python starts for codecs in a process by default: Python's own bound."""
 
-GROWING_CODECS = ("gzip", "zlib")
+GROWING_CODECS = ("gzip", "zlib", "bz2")
 """numcodecs' codecs that copy their output once they know how long it is."""
 
 

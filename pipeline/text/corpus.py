@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -46,6 +45,7 @@ from tilewright.pipeline.text.formats.listing import (
     codec_of,
     least_looked_at,
     listed_at,
+    of_pattern,
     with_separator,
     without_collections,
 )
@@ -78,8 +78,6 @@ STORED_NBYTES = 2**20
 
 ELSEWHERE = "copy its contents to another file and count that, or leave it out"
 """What to do about a file whose length is not known before it is read."""
-
-_PATTERN = re.compile(r"[*?\[]")  # of a shell's patterns
 
 LASTING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EPERM)
 """Errors for files that are gone, closed to us, or no longer files: a retry would meet them again."""
@@ -276,6 +274,7 @@ def _listed(given: Sequence[str], reading: Reading, apart: Path | None) -> Corpu
                     status.append(Status(facts.st_ctime_ns, facts.st_ino))
     if not documents:
         passed_by = "; ".join([*left_out.notes(), *(why for _, why in left_out.unlisted)])
+        passed_by = passed_by or next(filter(None, map(of_pattern, given)), "")
         raise CorpusError(
             f"no files in {', '.join(given)}; a corpus needs one at least{passed_by and ': ' + passed_by}"
         )
@@ -340,11 +339,8 @@ def _stat(path: str) -> os.stat_result:
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         reason = error.strerror if isinstance(error, OSError) else error
         remedy = "name files or folders that exist"
-        if isinstance(error, FileNotFoundError) and _PATTERN.search(path):
-            remedy += (
-                "; patterns are the shell's, which found no such file, or was kept from it by quotation marks: leave"
-                " these out, or name the folder, and the pattern by include (--include)"
-            )
+        if isinstance(error, FileNotFoundError) and (pattern := of_pattern(path)):
+            remedy += f"; {pattern}"
         raise CorpusError(f"cannot find {path or repr(path)}: {reason}; {remedy}") from error
 
 

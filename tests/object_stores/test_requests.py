@@ -13,6 +13,7 @@ import zarr
 
 import tilewright as tw
 from tests.object_stores.proxy import Proxy
+from tilewright.pipeline.neighbours import estimate
 from tilewright.pipeline.store.arrays import open_array
 from tilewright.pipeline.store.region_read import read_region
 from tilewright.pipeline.store.remote.opening import store_at
@@ -133,7 +134,21 @@ def test_a_product_takes_the_requests_that_its_plan_says(
         run = tw.matmul(url, tmp_path / "b", tmp_path / "c", **options)
     assert run.plan.tile_count > 1
     assert run.plan.panel_count > 1
-    # Before that, the command and its worker compare what they see of the first chunk.
-    assert proxy.count("GET", "/c/") - 2 == run.plan.read_requests > 8
+    # The only worker is this process: what it sees of the first chunk is not compared with itself.
+    assert proxy.count("GET", "/c/") == run.plan.read_requests > 8
     assert f"about {run.plan.read_requests}, for chunks" in str(run.plan)
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "c")[...], data @ b[...])
+
+
+@pytest.mark.more
+def test_an_estimate_of_pairs_reads_its_sample_of_b_once(
+    stored: Callable[..., Any], tmp_path: Path, proxy: Proxy
+) -> None:
+    """Each of its tasks compares some items of A, which lie in a chunk, with the same of B."""
+    url, data = stored(chunks=(128, SIDE))
+    proxy.forget()
+    run = tw.pairs(url, None, tmp_path / "p", above=0, verify=False, device="cpu")
+    products = np.triu(data @ data.T, 1)
+    assert run.count == np.count_nonzero(products > 0)
+    blocks, chunks, stretches = run.read_nbytes // data.nbytes, SIDE // 128, SIDE // estimate.ROWS
+    assert proxy.count("GET", "/c/") == stretches + chunks + blocks * chunks

@@ -21,6 +21,7 @@ from zarr.errors import BaseZarrError, ContainsArrayError, ContainsGroupError
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.store.chunks import METADATA_NAMES
 from tilewright.pipeline.store.locks import in_turn
+from tilewright.pipeline.store.sources.mapped import ATTRIBUTES_NAME
 from tilewright.pipeline.transfer.files import read_file, sync_files, with_remedy
 
 GROUP_NAME = ".zgroup"
@@ -103,15 +104,32 @@ def _renew(folder: Path, nodes: Sequence[Path]) -> None:
     if not kept:
         return
     for node in nodes:
+
+        def read(name: str, node: Path = node) -> bytes | None:
+            return read_file(node / name) if (node / name).exists() else None
+
         key = node.relative_to(folder).as_posix()
-        for name in (METADATA_NAMES[3],) if group is not None else (METADATA_NAMES[2], GROUP_NAME, ".zattrs"):
-            if not (node / name).exists():
-                continue
-            found = json.loads(read_file(node / name))
-            if group is not None:
-                found.pop("consolidated_metadata", None)
-            kept["metadata"][key if group is not None else f"{key}/{name}"] = found
+        kept["metadata"] |= entries_of(key, 2 if group is None else 3, read)
     _write_metadata(target, whole)
+
+
+def entries_of(
+    key: str, zarr_format: Literal[2, 3], read: Callable[[str], bytes | None]
+) -> dict[str, dict[str, Any]]:
+    """What consolidated metadata of a group in a format hold of an array, or a group, below it. key: its path from
+    there. read: gives a file of its metadata; None where it has none of that name."""
+    found = {}
+    for name in (
+        (METADATA_NAMES[3],) if zarr_format == 3 else (METADATA_NAMES[2], GROUP_NAME, ATTRIBUTES_NAME)
+    ):
+        data = read(name)
+        if data is None:
+            continue
+        entry = json.loads(data)
+        if zarr_format == 3:
+            entry.pop("consolidated_metadata", None)
+        found[key if zarr_format == 3 else f"{key}/{name}"] = entry
+    return found
 
 
 def _write_metadata(target: Path, whole: Mapping[str, Any]) -> None:

@@ -25,7 +25,7 @@ from tilewright.kernels.numbers import ceil_div
 from tilewright.kernels.words import did_you_mean
 from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.store.arrays import Source, in_store, local_path
-from tilewright.pipeline.store.new.groups import format_around
+from tilewright.pipeline.store.new.far_groups import format_at
 
 Sides: TypeAlias = "int | str | tuple[int, int] | list[int]"
 """The sides of a chunk or a shard: rows and columns, as a pair or as ``"1024x1024"``, or one number for both."""
@@ -125,8 +125,7 @@ class Storage:
         it goes."""
         if not self:
             return
-        path = None if out is None else local_path(out)
-        if self.shards is not None and path is not None and format_around(path) == 2:
+        if self.shards is not None and out is not None and format_at(out) == 2:
             raise OptionError(
                 f"shards={_text(self.shards)}: C lies in a group of Zarr's format 2, which has no shards; leave shards"
                 " (--shards) away, or store C outside that group"
@@ -144,7 +143,7 @@ class Storage:
         """An open array that is stored as the new one will be, of which nothing is written: for what a plan has to know
         of its codec and its shards. more: as for `options`."""
         path = None if out is None else local_path(out)
-        zarr_format = None if path is None else format_around(path)
+        zarr_format = None if out is None else format_at(out)
         options = self.options(itemsize=dtype.itemsize, zarr_format=zarr_format, **more)
         made = quietly(
             lambda: zarr.create_array(

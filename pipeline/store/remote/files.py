@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tilewright.kernels.deferred import Deferred
 from tilewright.kernels.words import in_one_line
 from tilewright.pipeline.store.remote.facts import Facts, same
-from tilewright.pipeline.store.remote.trouble import Kind, Trouble, trouble_of
+from tilewright.pipeline.store.remote.trouble import Kind, SettingsError, Trouble, trouble_of
 from tilewright.pipeline.store.waiting import Asked, answer_of
 
 if TYPE_CHECKING:
@@ -382,6 +382,8 @@ def _answer(url: str, ask: Any) -> Any:
 def _url_error(error: Exception) -> UrlError:
     if isinstance(error, UrlError):
         return error
+    if isinstance(error, SettingsError):
+        return UrlError(str(error), lasting=True)
     if isinstance(error, file_servers.NoRangesError):
         return UrlError(f"{error}; copy it to another place, and count that", lasting=True)
     if isinstance(error, ImportError | ValueError) and not isinstance(error, UnicodeError):

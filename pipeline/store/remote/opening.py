@@ -8,18 +8,23 @@ fills faster links (docs/object-stores.md has figures); else by s3fs. Both get t
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
+from urllib.parse import parse_qsl
 
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore, ObjectStore
 
 from tilewright.pipeline import config
 from tilewright.pipeline.store.remote.patience import AtUrl
+from tilewright.pipeline.store.remote.trouble import SettingsError
 
+HTTP_PROTOCOLS = ("http://", "https://")
 S3_PROTOCOLS = ("s3://", "s3a://")
 
 CONNECTIONS = 64
@@ -52,6 +57,11 @@ def is_s3(url: str) -> bool:
     return url.startswith(S3_PROTOCOLS) and "::" not in url
 
 
+def is_at_server(name: str) -> bool:
+    """Whether an array's name is a URL of a server, as far as that can be seen from it."""
+    return "://" in name and not name.startswith(("file://", "local://", "memory://"))
+
+
 def endpoint_of_s3() -> str | None:
     """The server that URLs of S3 lead to; None: AWS' own."""
     settings = _Settings.found()
@@ -61,10 +71,19 @@ def endpoint_of_s3() -> str | None:
 def store_at(url: str, read_only: bool = False) -> Store:
     """The store at a URL of S3, or at one of fsspec's. Raises whatever the library raises that opens it."""
     if not is_s3(url):
-        found = FsspecStore.from_url(url)
+        found = FsspecStore.from_url(*_apart_from_query(url))
         return found.with_read_only(True) if read_only else found
     inner = _opened(url.rstrip("/"), os.getpid(), config.get("obstore"), surroundings())
     return AtUrl(inner.with_read_only(read_only), url.rstrip("/"), store_at)
+
+
+def _apart_from_query(url: str) -> tuple[str, dict[str, Any]]:
+    """A URL without a query, and the options by which each request for something below it carries that, such as a
+    signature for all of a folder: behind the folder's own name it would be part of what every key begins with."""
+    place, mark, query = url.partition("?")
+    if not mark or "::" in url or not url.startswith(HTTP_PROTOCOLS):
+        return url, {}
+    return place, {"params": parse_qsl(query, keep_blank_values=True)}
 
 
 async def call_s3(files: Any, operation: str, **arguments: Any) -> Any:
@@ -97,7 +116,10 @@ def surroundings() -> tuple[tuple[str, str], ...]:
 @lru_cache(maxsize=256)
 def _opened(url: str, process: int, obstore: bool, surroundings: tuple[tuple[str, str], ...]) -> Store:
     """One for each process and its settings: with it go the connections."""
+    _check_environment()
     settings = _Settings.found()
+    if settings is not None:
+        _check_endpoint(settings)
     if settings is not None and settings.fits_obstore() and obstore:
         return _by_obstore(url, settings)
     if importlib.util.find_spec("s3fs") is not None:
@@ -122,6 +144,34 @@ def _s3fs_options(settings: _Settings | None) -> dict[str, Any]:
         if settings is None or settings.endpoint is None
         else {**options, "endpoint_url": settings.endpoint}
     )
+
+
+def _check_environment() -> None:
+    """Raise SettingsError for what fsspec leaves out of its configuration with a warning that nobody sees."""
+    text = os.environ.get("FSSPEC_S3")
+    if text is None:
+        return
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise SettingsError(
+            f"FSSPEC_S3 in the environment is no JSON ({error}), and says nothing so; mend it, such as"
+            """ FSSPEC_S3='{"endpoint_url": "https://minio.example"}'"""
+        ) from error
+    if not isinstance(found, dict):
+        raise SettingsError(
+            f"FSSPEC_S3 in the environment is {text}, and says nothing so; it must be a mapping in JSON, such as"
+            """ '{"endpoint_url": "https://minio.example"}'"""
+        )
+
+
+def _check_endpoint(settings: _Settings) -> None:
+    """Raise SettingsError for a server's address that no library takes: obstore would end in a panic."""
+    if settings.endpoint is not None and not re.match(r"https?://[^/]", settings.endpoint):
+        raise SettingsError(
+            f"the server of S3 is given as {settings.endpoint}, without http:// or https:// before it; say which, in"
+            " AWS_ENDPOINT_URL or in fsspec's configuration"
+        )
 
 
 def _configured() -> dict[str, Any]:
@@ -172,7 +222,10 @@ class _Settings:
                 "expires_at": None,
             }
             return lambda: given
-        return None if self.session is None else self._by_botocore
+        if self.session is None:
+            return None
+        self.session.get_scoped_config()  # a profile that there is not ends in one error here, not in each request
+        return self._by_botocore
 
     def _by_botocore(self) -> dict[str, Any]:
         found = self.session.get_credentials()

@@ -12,6 +12,10 @@ from enum import Enum
 from typing import NamedTuple
 
 
+class SettingsError(RuntimeError):
+    """A setting by which a server is reached that cannot be meant so; its text says which, and what to do."""
+
+
 class Kind(Enum):
     """What keeps an object from being had."""
 
@@ -20,10 +24,12 @@ class Kind(Enum):
     NO_BUCKET = "there is no such bucket"
     OTHER_REGION = "the bucket is in another region"
     MISSING = "there is no such object"
+    NO_SUCH_REQUEST = "the server takes no such requests"
     UNREACHABLE = "the storage cannot be reached"
     SLOW_DOWN = "the storage asks for fewer requests"
     BROKEN = "the storage failed"
     CUT_OFF = "the answer did not come, or not whole"
+    UNKNOWN_OPTION = "an option is not known"
     OTHER = "the storage refuses"
 
 
@@ -35,11 +41,15 @@ REMEDIES = {
     Kind.NO_BUCKET: "create it, or correct the URL: s3://BUCKET/PATH; or AWS_ENDPOINT_URL, if it is on another server",
     Kind.OTHER_REGION: "set AWS_REGION to the bucket's",
     Kind.MISSING: "correct the path",
+    Kind.NO_SUCH_REQUEST: "for an output give a local path, or a URL of a store that can be written to, such as"
+    " s3://BUCKET/PATH",
     Kind.UNREACHABLE: "see that the network is up, and that the URL is right; for s3:// also AWS_ENDPOINT_URL and"
     " AWS_REGION",
     Kind.SLOW_DOWN: "lower tilewright.read-threads and write-threads, or use fewer workers, and run it again",
     Kind.BROKEN: "see how the storage is, and run it again",
     Kind.CUT_OFF: "see that the network and the storage are up, and run it again",
+    Kind.UNKNOWN_OPTION: "take it out of fsspec's configuration: FSSPEC_... in the environment, or the files in"
+    " ~/.config/fsspec",
     Kind.OTHER: "see that the storage answers, and lets you read and write there, and run it again",
 }
 
@@ -72,9 +82,11 @@ STATUSES = {
     401: Kind.FORBIDDEN,
     403: Kind.FORBIDDEN,
     404: Kind.MISSING,
+    405: Kind.NO_SUCH_REQUEST,
     408: Kind.CUT_OFF,
     429: Kind.SLOW_DOWN,
     500: Kind.BROKEN,
+    501: Kind.NO_SUCH_REQUEST,
     502: Kind.BROKEN,
     503: Kind.SLOW_DOWN,
     504: Kind.BROKEN,
@@ -129,6 +141,8 @@ NO_CREDENTIALS = re.compile(r"(?i)169\.254\.169\.254|unable to locate credential
 STATUS = re.compile(
     r"status (?:code )?(\d{3})|Server returned non-2xx status code: (\d{3})|\b(\d{3}) [A-Z][a-z]+ "
 )
+UNKNOWN_OPTION = re.compile(r"unexpected keyword argument")
+"""In a TypeError: fsspec's file systems pass what they do not know on to the libraries beneath them."""
 CODE = re.compile(r"<Code>(\w+)</Code>")
 REGION = re.compile(r"(?:<Region>|expecting ')([a-z0-9-]+)")
 UNREACHABLE = re.compile(
@@ -158,6 +172,8 @@ class Trouble(NamedTuple):
 def told_of(error: BaseException) -> str:
     """An error of a store in one line: what it means and what to do about it, where that is known; else its class and
     the first line of what it says."""
+    if isinstance(error, SettingsError):
+        return str(error)
     trouble = trouble_of(error)
     return trouble.detail if trouble.kind is Kind.OTHER else str(trouble)
 
@@ -197,6 +213,8 @@ def _said_by_server(error: BaseException) -> Kind | None:
 
 def _kind_of_class(error: BaseException) -> Kind | None:
     """The same by an error's number or class."""
+    if isinstance(error, TypeError) and UNKNOWN_OPTION.search(str(error)):
+        return Kind.UNKNOWN_OPTION
     if isinstance(error, OSError) and error.errno in ERRNOS:
         return ERRNOS[error.errno]
     for one in type(error).__mro__:

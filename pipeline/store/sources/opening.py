@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 import zarr
 from zarr import AsyncArray
+from zarr.codecs.numcodecs import PackBits
 
 from tilewright.kernels.numbers import format_nbytes
 from tilewright.pipeline.errors import StoreError
@@ -31,6 +32,9 @@ class SupportsArray(Protocol):
 
     def __array__(self, dtype: Any = ..., /) -> np.ndarray[Any, Any]: ...
 
+
+PACKBITS = "numcodecs.packbits"
+"""zarr-python's name, in format 3, of `PackedBytes`."""
 
 CLASSIC = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
 """How files of NetCDF 3 begin."""
@@ -181,9 +185,21 @@ def with_bytes_for_bool(array: zarr.Array[Any]) -> zarr.Array[Any]:
     return _with_metadata(array, facts)
 
 
+class PackedBytes(PackBits):
+    """numcodecs' filter of bits, of an array of bool that is opened as one of bytes: zarr-python's takes bool alone."""
+
+    def validate(self, **_: Any) -> None:
+        pass
+
+
 def _with_metadata(array: zarr.Array[Any], facts: dict[str, Any]) -> zarr.Array[Any]:
     """The same stored array with other metadata, and what it has brought along."""
     inner, metadata = array.async_array, array.metadata
+    if metadata.zarr_format == 3 and facts["data_type"] == "uint8":
+        packed = [codec["name"] == PACKBITS for codec in facts["codecs"]]
+        facts["codecs"] = [
+            PackedBytes() if found else codec for found, codec in zip(packed, facts["codecs"], strict=True)
+        ]
     other: Any = type(metadata).from_dict(facts)
     own = zarr.Array(AsyncArray(metadata=other, store_path=inner.store_path, config=inner.config))
     return with_coordinates(own, coordinates_with(array))

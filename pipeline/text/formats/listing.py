@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -369,3 +370,15 @@ def names_of(names: Sequence[str]) -> str:
     """Some names, and how many others there are."""
     more = len(names) - NAMED
     return ", ".join(names[:NAMED]) + (f" and {counted(more, 'other')}" if more > 0 else "")
+
+
+def of_pattern(name: str) -> str:
+    """What to do where nothing is found by a name that looks like a pattern; empty for others."""
+    if not re.search(r"[*?\[]", name):
+        return ""
+    if "://" in name:
+        return "in URLs there are no patterns: name the folder, and the pattern by include (--include)"
+    return (
+        "patterns are the shell's, which found no such file, or was kept from it by quotation marks: leave these out,"
+        " or name the folder, and the pattern by include (--include)"
+    )

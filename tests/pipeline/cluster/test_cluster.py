@@ -394,18 +394,19 @@ def test_messages_name_the_file_of_profiles(tmp_path: Path, monkeypatch: pytest.
         " promised: {kind: cpu, asynchronous: true}, threads: {kind: cpu, processes: false},"
         " near: {kind: existing, adress: 'tcp://there:1'}, slow: {kind: existing, address: 'tcp://there:1',"
         " timeout: soon}, both: {kind: existing, address: 'tcp://there:1', scheduler_file: f.json},"
-        " apart: {kind: local, processes: true}, pair: {kind: local, n_workers: 2}}"
+        " apart: {kind: local, processes: true}, pair: {kind: local, n_workers: 2}, other: {kind: cpu, workers: 2}}"
     )
     for name, said in (
         (
             "gpu",
-            "near, odd, pair, promised, site, slow, threads of cluster.yaml; cpu, cuda, existing, local, slurm (b",
+            "near, odd, other, pair, promised, site, slow, threads of cluster.yaml; cpu, cuda, existing, local, slurm",
         ),
         ("site", f"profile 'site' of cluster.yaml {empty}"),
         (
             "odd",
             "profile 'odd' of cluster.yaml: the cluster has no option 'n_wrokers'; did you mean 'n_workers'?",
         ),
+        ("other", "'other' of cluster.yaml: the cluster has no option 'workers'; did you mean 'n_workers'?"),
         ("near", "'near' of cluster.yaml: a client has no option 'adress'; did you mean 'address'?"),
         ("slow", "'slow' of cluster.yaml: timeout: 'soon' is no time, such as 30"),
         ("both", "'both' of cluster.yaml says address, tcp://there:1, and scheduler_file, f.json; leave one"),
@@ -419,6 +420,20 @@ def test_messages_name_the_file_of_profiles(tmp_path: Path, monkeypatch: pytest.
     ):
         with pytest.raises(ClusterError, match=re.escape(said)), open_cluster(name):
             pass
+
+
+def test_dasks_own_setting_says_where_an_existing_scheduler_is(processes: Client) -> None:
+    """As `DASK_SCHEDULER_ADDRESS` does where a site starts clusters for its users."""
+    address = processes.scheduler_info()["address"]
+    with dask.config.set({"scheduler-address": address}), open_cluster("existing") as found:
+        assert found.scheduler_info()["address"] == address
+        assert found is not processes
+    with (
+        dask.config.set({"scheduler-address": 7}),
+        pytest.raises(ClusterError, match="address: 7 is no scheduler's address"),
+        open_cluster("existing"),
+    ):
+        pass
 
 
 def test_a_client_is_used_and_left_open(client: Client) -> None:

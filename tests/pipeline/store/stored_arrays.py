@@ -10,14 +10,14 @@ import numcodecs
 import numpy as np
 import zarr
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec
-from zarr.codecs.numcodecs import LZ4, Zlib
+from zarr.codecs.numcodecs import BZ2, CRC32, LZ4, Adler32, Fletcher32, JenkinsLookup3, Shuffle, Zlib
 from zarr.storage import FsspecStore
 
 KINDS: dict[str, dict[str, Any]] = {
     "v3-plain": {"zarr_format": 3, "compressors": None},
     "v3-sharded": {"zarr_format": 3, "compressors": None, "sharded": True},
     "v2-plain": {"zarr_format": 2, "compressors": None, "order": "C"},
-    "v2-filtered": {"zarr_format": 2, "filters": [numcodecs.Delta("<f4")]},
+    "v2-filtered": {"zarr_format": 2, "filters": [numcodecs.LZMA(preset=0)]},
 }
 """What is read and written by ways of its own; v2-filtered is left to zarr. ``CODECS`` holds the rest."""
 
@@ -33,12 +33,18 @@ CODECS: dict[str, tuple[int, Callable[[], list[Any]]]] = {
     "3 lz4, crc32c": (3, lambda: [LZ4(), Crc32cCodec()]),
     "3 blosc, crc32c": (3, lambda: [BloscCodec(cname="zstd", shuffle="shuffle"), Crc32cCodec()]),
     "3 gzip, blosc, crc32c": (3, lambda: [GzipCodec(), BloscCodec(), Crc32cCodec()]),
+    "3 bz2": (3, lambda: [BZ2(level=1)]),
+    "3 shuffle, zlib": (3, lambda: [Shuffle(elementsize=4), Zlib(level=1)]),
+    "3 shuffle, zlib, fletcher32": (3, lambda: [Shuffle(elementsize=2), Zlib(level=1), Fletcher32()]),
+    "3 crc32": (3, lambda: [CRC32()]),
+    "3 adler32, jenkins": (3, lambda: [Adler32(), JenkinsLookup3()]),
     "2 none": (2, list),
     "2 zstd": (2, lambda: [numcodecs.Zstd()]),
     "2 gzip": (2, lambda: [numcodecs.GZip()]),
     "2 blosc": (2, lambda: [numcodecs.Blosc()]),
     "2 lz4": (2, lambda: [numcodecs.LZ4()]),
     "2 zlib": (2, lambda: [numcodecs.Zlib()]),
+    "2 bz2": (2, lambda: [numcodecs.BZ2(1)]),
 }
 """Zarr's format and the bytes-to-bytes codecs of every chain that is decoded without zarr."""
 

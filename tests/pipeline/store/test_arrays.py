@@ -385,6 +385,23 @@ def test_an_array_in_an_archive_has_a_name_by_which_it_opens(inner: str, tmp_pat
     assert name_of(open_array(name, ndim=2, role="A")) == name
 
 
+def test_a_url_that_lost_a_slash_is_no_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``Path("s3://bucket/c.zarr")`` does, by which C was stored in a folder ``s3:``."""
+    monkeypatch.chdir(tmp_path)
+    zarr.create_array(tmp_path / "a", data=np.ones((2, 2)))
+    array = tmp_path / "a"
+    for name in (Path("s3://bucket/c.zarr"), "gs:/bucket/c.zarr", "file:/c.zarr"):
+        text = str(name)
+        told = rf": {text} would be a local path, .* give it as a text, {text.partition(':')[0]}://"
+        with pytest.raises(StoreError, match=f"^output{told}"):
+            tw.matmul(array, array, name, device="cpu")
+        with pytest.raises(StoreError, match=f"^A{told}"):
+            open_array(name, ndim=2, role="A")
+    assert {each.name for each in tmp_path.iterdir()} == {"a"}
+    zarr.create_array(tmp_path / "s3:" / "b", data=np.ones((2, 2)))
+    assert open_array("s3:/b", ndim=2, role="A").shape == (2, 2)
+
+
 @pytest.mark.parametrize("protocol", ["file", "local"])
 def test_a_url_of_a_local_path_opens_as_that_path(protocol: str, tmp_path: Path) -> None:
     """By fsspec nobody would see its files, and with them that they change."""
