@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,12 @@ SHORT = range(2, 9)
 """Lengths of an axis that may be that of alleles, or of other parts of one number: ploidies are hardly larger."""
 
 
-def axes_text(array: zarr.Array[Any]) -> str:
-    """An array's axes, by number and name, for a message."""
+def axes_text(array: zarr.Array[Any], some: Collection[int] | None = None) -> str:
+    """An array's axes, or some of them, by number and name, for a message."""
     names = enumerate(dimension_names(array))
-    return ", ".join(f"{axis}" + (f" ({name!r})" if name else "") for axis, name in names)
+    return ", ".join(
+        f"{axis}" + (f" ({name!r})" if name else "") for axis, name in names if some is None or axis in some
+    )
 
 
 def of_parts(array: zarr.Array[Any]) -> str:

@@ -20,6 +20,8 @@ from tilewright.pipeline.store.labels.alignment import Align, Along, check_same_
 from tilewright.pipeline.store.region import Flattened, HeldMask, Masked, base_of
 from tilewright.pipeline.store.sources.dasks import pending_of
 from tilewright.pipeline.store.sources.opening import holds_bool, is_given_array
+from tilewright.pipeline.store.sources.parts import open_part
+from tilewright.pipeline.store.sources.slices import sliced_name
 
 HELD_ELEMENTS = 2**23
 """Masks of up to so many elements, a megabyte of bits, go along with every task; larger ones are read where they are
@@ -110,7 +112,12 @@ def _opened(given: Any) -> zarr.Array[Any]:
         except ValueError as error:
             raise OptionError(f"missing={shown(given)} is no array; give a mask of bool") from error
     try:
-        return open_array(given, ndim=1, role="missing", or_more=True)
+        part = sliced_name(given)
+        return (
+            open_array(given, ndim=1, role="missing", or_more=True)
+            if part is None
+            else open_part(part, "missing")
+        )
     except StoreError as error:
         if not isinstance(given, str | os.PathLike) or _is_something(os.fspath(given)):
             raise
@@ -121,7 +128,9 @@ def _opened(given: Any) -> zarr.Array[Any]:
 
 def _is_something(name: str) -> bool:
     """Whether a name is that of a file, or what is in one, or a URL."""
-    return "://" in name or any(map(os.path.exists, (name, name.rpartition("::")[0])))
+    return "://" in name or any(
+        map(os.path.exists, (name, name.rpartition("::")[0], name.rpartition("[")[0]))
+    )
 
 
 def _read(mask: zarr.Array[Any]) -> np.ndarray:

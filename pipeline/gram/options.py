@@ -32,12 +32,13 @@ from tilewright.pipeline.plan.called import Names
 from tilewright.pipeline.product.banded import as_window
 from tilewright.pipeline.product.fusing import is_values, stored_vectors
 from tilewright.pipeline.product.request import Request
-from tilewright.pipeline.store.arrays import Input, Source, name_of, open_matrix
+from tilewright.pipeline.store.arrays import Input, Source, name_of
 from tilewright.pipeline.store.attributes import dimension_names, missing_codes, packing_of
 from tilewright.pipeline.store.labels.alignment import ALIGNS, Align, Along, check_same_labels, ends_told
 from tilewright.pipeline.store.new.storage import AS_IT_COMES, Storage
 from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, base_of, unmasked
 from tilewright.pipeline.store.sources.opening import InMemory
+from tilewright.pipeline.store.sources.parts import open_matrix
 
 Side: TypeAlias = Literal["columns", "rows"]
 SIDES: tuple[Side, ...] = get_args(Side)

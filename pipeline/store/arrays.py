@@ -41,7 +41,7 @@ from tilewright.pipeline.store.sources.opening import (
     open_in_file,
     with_bytes_for_bool,
 )
-from tilewright.pipeline.store.sources.slices import Slice, sliced_name
+from tilewright.pipeline.store.sources.slices import Slice
 from tilewright.pipeline.store.waiting import answer_of
 from tilewright.pipeline.transfer.files import NotAFileError, check_is_file, with_remedy
 
@@ -293,10 +293,10 @@ def open_array(
     else:
         check_source(source, role)
         array = _open_stored(source, ndim, role, or_more=or_more, growing=growing)
-    return _checked(array, role, ndim, or_more=or_more)
+    return checked(array, role, ndim, or_more=or_more)
 
 
-def _checked(array: zarr.Array[Any], role: str, ndim: int, *, or_more: bool) -> zarr.Array[Any]:
+def checked(array: zarr.Array[Any], role: str, ndim: int, *, or_more: bool) -> zarr.Array[Any]:
     """An open array that holds numbers in ``ndim`` dimensions, ``or_more``. Raises as `open_array`."""
     name = name_of(array)
     check_chunks(array, role)
@@ -476,41 +476,6 @@ def _as_column(array: zarr.Array[Any]) -> str:
         f": give a single series, such as a climate index, as a matrix of one column, ({array.shape[0]}, 1), by"
         " index.reshape(-1, 1) in NumPy or index.expand_dims('index', -1) in xarray"
     )
-
-
-def open_matrix(source: Given, role: str, *, or_more: bool = False) -> StoredArray:
-    """As `open_array`, of a matrix, or some rows and columns of one: what is seen as a matrix already stays as it is.
-
-    Raises also OptionError for rows or columns that it does not have.
-    """
-    if isinstance(source, Flattened | Masked | Section):
-        return source
-    asked = source if isinstance(source, Slice) else None
-    if isinstance(source, str) and source.endswith("]"):
-        asked = sliced_name(source)
-    given = source if asked is None else asked.source
-    cut = None
-    if not isinstance(given, str | os.PathLike | zarr.Array) and is_given_array(given):
-        array, cut = open_given(given, role, cuts=True)
-        if cut is not None and array.ndim != 2:
-            array, cut = open_given(given, role)
-        _checked(array, role, 2, or_more=or_more)
-    else:
-        array = open_array(given, ndim=2, role=role, or_more=or_more)
-    if asked is None and cut is None:
-        return array
-    if array.ndim != 2:
-        raise ShapeError(
-            f"{role}: {name_of(array)} has shape {array.shape}; rows and columns are taken of two dimensions only"
-        )
-    rows, columns = cut or tuple((0, side) for side in array.shape)
-    if asked is not None:
-        shape = rows[1] - rows[0], columns[1] - columns[0]
-        (top, bottom), (left, right) = asked.within(shape, name_of(array), role)
-        rows, columns = (rows[0] + top, rows[0] + bottom), (columns[0] + left, columns[0] + right)
-    if (rows, columns) == tuple((0, side) for side in array.shape):
-        return array
-    return Section(array, rows, columns)
 
 
 def read_unit(array: StoredArray) -> tuple[int, ...]:

@@ -55,6 +55,34 @@ def test_dosages_follow_from_alleles(tmp_path: Path, calls: str, client: Client)
     np.testing.assert_allclose(scores, same, rtol=0, atol=1e-4)
 
 
+def test_rows_and_columns_are_those_of_the_sums(tmp_path: Path, calls: str, client: Client) -> None:
+    """So the variants of a chromosome, or some of the samples, are taken of calls."""
+    window = {"of": "rows", "missing": -1, "missing_as": "pairwise", "window": 5, "constant": "zero"}
+    expected = tw.corr(dosages_of(calls)[7:29], cluster=client, **window)
+    for given in (tw.slice(calls, rows=(7, 29)), f"{calls}[7:29]", f"{calls}[7:29,...,:]"):
+        found = tw.corr(given, add_up="ploidy", cluster=client, **window)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    words = [
+        "gram",
+        calls,
+        str(tmp_path / "g.zarr"),
+        "--add-up",
+        "ploidy",
+        "--columns",
+        "2:9",
+        "--center",
+        "rows",
+    ]
+    result = CliRunner().invoke(cli, [*words, "--missing", "-1", "--divide", "2pq", "--device", "cpu"])
+    assert result.exit_code == 0, result.stderr
+    expected = tw.gram(dosages_of(calls)[:, 2:9], cluster=client, **OPTIONS)
+    np.testing.assert_allclose(zarr.open_array(tmp_path / "g.zarr")[:], expected, rtol=0, atol=1e-6)
+    with pytest.raises(
+        OptionError, match=r"X: .* added up over 0 has 3 axes, 1, 2, 3, and rows and columns are"
+    ):
+        tw.gram(tw.slice(np.ones((2, 3, 4, 5)), rows=":1"), add_up=0, sum_over=1, cluster=client)
+
+
 @pytest.mark.more
 def test_the_command_has_it_too(tmp_path: Path, calls: str) -> None:
     words = [

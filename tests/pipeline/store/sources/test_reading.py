@@ -23,7 +23,7 @@ from pyarrow import parquet
 
 import tilewright as tw
 from tilewright.pipeline.store import arrays as store
-from tilewright.pipeline.store.arrays import name_of, open_array, open_matrix
+from tilewright.pipeline.store.arrays import name_of, open_array
 from tilewright.pipeline.store.chunks import layout_of
 from tilewright.pipeline.store.origin import is_same_array
 from tilewright.pipeline.store.region import Flattened, Section, StoredArray
@@ -33,6 +33,7 @@ from tilewright.pipeline.store.sources.hdf5 import is_hdf5
 from tilewright.pipeline.store.sources.mapped import Mapped, MappedStore
 from tilewright.pipeline.store.sources.mapping import copy_box
 from tilewright.pipeline.store.sources.memory import SharedMemory
+from tilewright.pipeline.store.sources.parts import open_matrix
 from tilewright.pipeline.transfer.file_rectangles import Rectangle
 
 SHAPE = 37, 29
@@ -401,6 +402,11 @@ def test_slices_in_names(tmp_path: Path) -> None:
     np.testing.assert_array_equal(whole(open_matrix(f"{tmp_path / 'a.zarr'}[3:9]", "A")), a + 1)
 
 
+def saved(folder: Path, a: np.ndarray) -> Path:
+    np.save(folder / "a.npy", a)
+    return folder / "a.npy"
+
+
 class Sparse:
     shape = SHAPE
 
@@ -502,7 +508,16 @@ CANNOT: dict[str, tuple[Any, type[Exception], str]] = {
     "column": (lambda folder: lists([1])(folder) + "x", tw.StoreError, r"no column xx; it has x, y"),
     "columns": (lambda folder: lists([1])(folder)[:-3], tw.StoreError, r"the columns of lists x, y; give one, as"),
     "range": (lambda _: tw.slice(np.zeros((3, 3)), rows=(2, 5)), tw.OptionError, r"A: rows 2:5 are not among the 3"),
-    "long": (lambda _: "a.zarr[1:2,1:2,1:2]", tw.OptionError, r"names 3 ranges; rows and columns are two"),
+    "long": (lambda folder: f"{saved(folder, np.ones((3, 3)))}[1:2,1:2,1:2]", tw.OptionError,
+             r"names 3 ranges of .*; rows and columns are two"),
+    "line": (lambda folder: f"{saved(folder, np.ones((3, 3)))}[1]", tw.OptionError, r"rows=1 is no range; give it as"),
+    "axes": (lambda folder: f"{saved(folder, np.ones((3, 3, 3)))}[1,2,3,4]", tw.OptionError, r"it has 3 axes"),
+    "beyond": (lambda folder: f"{saved(folder, np.ones((3, 3, 3)))}[:,3]", tw.OptionError,
+               r"places along axis 1 3:4 are not among the 3 places along axis 1 of"),
+    "left": (lambda folder: f"{saved(folder, np.ones((3, 3, 3)))}[1,2]", tw.ShapeError, r"\(3,\); it must have 2 dim"),
+    "rest": (lambda _: "a.npy[...,...]", tw.OptionError, r"has \.\.\. more than once"),
+    "of three": (lambda _: tw.slice(np.ones((3, 3, 3)), rows=(0, 2)), tw.ShapeError,
+                 r"of two dimensions only: give a range, or one place, for each axis in brackets"),
 }  # fmt: skip
 
 
