@@ -37,6 +37,7 @@ from tilewright.pipeline.store.attributes import dimension_names, missing_codes,
 from tilewright.pipeline.store.labels.alignment import ALIGNS, Align, Along, check_same_labels, ends_told
 from tilewright.pipeline.store.new.storage import AS_IT_COMES, Storage
 from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, base_of, unmasked
+from tilewright.pipeline.store.sources.dasks import any_pending
 from tilewright.pipeline.store.sources.opening import InMemory
 from tilewright.pipeline.store.sources.parts import open_matrix
 
@@ -451,6 +452,13 @@ def _matrices(request: GramRequest) -> tuple[dict[str, StoredArray], str, tuple[
         raise OptionError(
             f"append=True beside some rows or columns of {' and '.join(cuts)}: what came to a matrix is found behind"
             " what it had; append to the result of whole matrices"
+        )
+    later = [f"{role}, {name_of(array)}" for role, array in found.items() if any_pending([array])]
+    if later and request.append:
+        raise OptionError(
+            f"append=True beside what dask has to compute first: {' and '.join(later)}. What came to an array is told"
+            " by comparing what it holds with what was read of it, where it is stored; store it (xarray: .to_zarr), and"
+            " append to the result of that"
         )
     opened = {role: base_of(array) for role, array in found.items()}
     x = opened["X"]

@@ -94,3 +94,17 @@ def test_a_level_and_a_box_of_a_packed_field(
     flat = np.nan_to_num(field.where(field != 7).values[:, 1:3] * 0.5)
     area = np.cos(np.deg2rad([20, -20]))[:, np.newaxis]
     np.testing.assert_allclose(by_time, np.einsum("aij,bij->ab", flat * area, flat), rtol=1e-12)
+
+
+def test_nothing_is_appended_to_parts(field: xarray.DataArray, tmp_path: Path, client: Client) -> None:
+    path = stored(tmp_path, field, "zarr3")
+    asked = {"append": True, "cluster": client}
+    with pytest.raises(
+        tw.OptionError, match=r"append=True beside what dask has to compute first: X, .*\[:,2\]\. "
+    ):
+        tw.gram(f"{path}[:,2]", tmp_path / "g.zarr", **asked)
+    with pytest.raises(
+        tw.OptionError, match=r"append=True beside what dask .* store it \(xarray: \.to_zarr\)"
+    ):
+        tw.gram(path, tmp_path / "g.zarr", add_up="lon", **asked)
+    assert not (tmp_path / "g.zarr").exists()
