@@ -14,9 +14,12 @@ from tilewright.kernels.arguments import shown
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.gram.axes import ALLELE_AXES, SHORT, axes_text, axis_named
+from tilewright.pipeline.gram.masks import given_masks, laid_along
+from tilewright.pipeline.gram.options import ATTRIBUTES
 from tilewright.pipeline.store.arrays import Input, name_of, open_array
 from tilewright.pipeline.store.attributes import dimension_names
 from tilewright.pipeline.store.coordinates import along_axis
+from tilewright.pipeline.store.labels.alignment import Align
 from tilewright.pipeline.store.sources.dasks import Remarked, lazy_of, open_dask
 from tilewright.pipeline.store.sources.parts import open_part
 from tilewright.pipeline.store.sources.slices import ALL, Slice, by_axes, sliced_name
@@ -25,29 +28,45 @@ PLOIDY, VARIANTS = "ploidy", "variants"
 """What sgkit names the axes of a call's alleles, by their numbers, and of variants."""
 UNKNOWN = -1
 """What stands for an allele that is not known, in sgkit's calls."""
+LEAST = tuple(int(np.iinfo(name).min) for name in ("i2", "i4", "i8"))
+"""What stands for a missing number in sums, and beside a mask in what is added up, which nobody has said."""
 MOST_SHOWN = 4
 """How many numbers a message names."""
 
 
-def added_up(source: Input, given: Any, missing: Any, role: str) -> tuple[zarr.Array[Any], Any]:
+def added_up(
+    source: Input,
+    given: Any,
+    missing: Any,
+    role: str,
+    roles: tuple[str, ...] = ("X",),
+    align: Align = "labels",
+) -> tuple[zarr.Array[Any], Any]:
     """An array without some axes, whose elements along these are added up, and what stands for a sum of which a part is
     missing. given: the axes, one or a list, by name or number.
 
     Integers are added in a type that holds all sums, whose least number stands for a missing one; floats in float64.
-    missing: the number that does so in the array, ``"nan"``, or None.
+    missing: the number that does so in the array, ``"nan"``, None, or masks of the array, such as sgkit's
+    ``call_genotype_mask``, or of what broadcasts to it. roles: of all matrices, of which masks are given.
 
     Rows and columns of it are those of the matrix that is left, so that some variants are taken of calls before their
     alleles are added up.
 
     Raises OptionError for axes that the array does not have, fewer than two that would be left, rows or columns where
-    more are, and a mask; else as `open_array`. The array that is returned raises it once it is computed, before it is
-    multiplied, where alleles are below 0 that are not missing (`add_alleles`).
+    more are; as `masks.with_mask`, and as `open_array`. The array that is returned raises it once it is computed,
+    before it is multiplied, where alleles are below 0 that are not missing (`add_alleles`).
     """
-    _check_missing(missing)
+    import dask.array
+
+    mask = _mask(missing, role, roles)
     array = _opened(source, given, role)
     axes = _axes(array, given)
     wider = _sums(array.dtype, math.prod(array.shape[axis] for axis in axes))
-    whole = lazy_of(array).rechunk(dict.fromkeys(axes, -1))
+    lazy = lazy_of(array)
+    if mask is not None:
+        laid, missing = laid_along(array, mask, role, align), _code("nan", wider)
+        lazy = dask.array.where(laid, np.nan if missing == "nan" else missing, lazy.astype(wider))
+    whole = lazy.rechunk(dict.fromkeys(axes, -1))
     called = f"{role}: {name_of(array)}"
     lines = _lines(array, axes)
     counted_along = lines if _of_ploidy(array, axes) else None
@@ -129,13 +148,18 @@ def _axes(array: zarr.Array[Any], given: Any) -> tuple[int, ...]:
     return axes
 
 
-def _check_missing(missing: Any) -> None:
+def _mask(missing: Any, role: str, roles: tuple[str, ...]) -> Any:
+    """The mask of a matrix, as it is given; None where a number, ``"nan"`` or nothing is. Raises OptionError."""
     number = isinstance(missing, int | float | np.integer | np.floating) and not isinstance(missing, bool)
-    if missing is not None and not number and not (isinstance(missing, str) and missing.lower() == "nan"):
+    if missing is None or number or (isinstance(missing, str) and missing.lower() == "nan"):
+        return None
+    masks = None if isinstance(missing, str) and missing == ATTRIBUTES else given_masks(missing)
+    if masks is None:
         raise OptionError(
             f"missing={shown(missing)} beside add_up (--add-up): a sum is missing where a part of it is, which a number"
-            " says, or 'nan'; give one of these, or add up by xarray what is not masked"
+            " says, or 'nan', or a mask of bool; give one of these"
         )
+    return masks.of(roles).get(role)
 
 
 def _sums(dtype: np.dtype, count: int) -> np.dtype:
@@ -220,7 +244,7 @@ def _remedy(values: np.ndarray, missing: Any) -> str:
         told.append(
             f"{UNKNOWN} stands for an allele that is not known: say missing={UNKNOWN} (--missing {UNKNOWN})."
         )
-    if others or missing not in (None, UNKNOWN, "nan"):
+    if others or not (missing in (None, UNKNOWN, "nan") or missing in LEAST):
         told.append(
             f"{others[-1] if others else missing} may fill up calls of samples with fewer alleles (mixed ploidy): leave"
             f" these samples out, or have all that is below 0 be missing, by xarray calls.where(calls >= 0, {UNKNOWN})"

@@ -18,7 +18,7 @@ from tilewright.pipeline.store.arrays import name_of, open_array
 from tilewright.pipeline.store.attributes import dimension_names
 from tilewright.pipeline.store.labels.alignment import Align, Along, check_same_labels
 from tilewright.pipeline.store.region import Flattened, HeldMask, Masked, base_of
-from tilewright.pipeline.store.sources.dasks import pending_of
+from tilewright.pipeline.store.sources.dasks import lazy_of, pending_of
 from tilewright.pipeline.store.sources.opening import holds_bool, is_given_array
 from tilewright.pipeline.store.sources.parts import open_part
 from tilewright.pipeline.store.sources.slices import sliced_name
@@ -87,6 +87,23 @@ def with_mask(array: zarr.Array[Any] | Flattened, given: Any, role: str, align: 
     ShapeError
         It has neither the array's shape nor one that broadcasts to it.
     """
+    mask, axes = _beside(array, given, role, align)
+    # An array of dask has its numbers once there is a cluster.
+    small = mask.size <= HELD_ELEMENTS and pending_of(mask) is None
+    return Masked(array, HeldMask.of(_read(mask) != 0) if small else mask, axes)
+
+
+def laid_along(array: zarr.Array[Any], given: Any, role: str, align: Align) -> Any:
+    """The mask of an array, as one of dask's that broadcasts to it. Raises as `with_mask`."""
+    mask, axes = _beside(array, given, role, align)
+    lazy = lazy_of(mask).transpose(tuple(np.argsort(axes))) != 0
+    return lazy[tuple(slice(None) if axis in axes else None for axis in range(array.ndim))]
+
+
+def _beside(
+    array: zarr.Array[Any] | Flattened, given: Any, role: str, align: Align
+) -> tuple[zarr.Array[Any], tuple[int, ...]]:
+    """A mask, and the axis of the stored array for each of its own."""
     mask = _opened(given)
     called = "the mask" if isinstance(given, np.ndarray | list | tuple) else name_of(mask)
     if not holds_bool(mask):
@@ -100,9 +117,7 @@ def with_mask(array: zarr.Array[Any] | Flattened, given: Any, role: str, align: 
             if mask.shape[number] == base_of(array).shape[axis]:
                 sides = Along(role, base_of(array), axis), Along("the mask", mask, number)
                 check_same_labels(*sides, "along which the mask lies")
-    # An array of dask has its numbers once there is a cluster.
-    small = mask.size <= HELD_ELEMENTS and pending_of(mask) is None
-    return Masked(array, HeldMask.of(_read(mask) != 0) if small else mask, axes)
+    return mask, axes
 
 
 def _opened(given: Any) -> zarr.Array[Any]:

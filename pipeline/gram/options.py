@@ -160,7 +160,8 @@ class GramRequest(MatrixRequest):
     def _vectors(self) -> dict[str, Source]:
         """The stored vectors that are read, and masks, which may be held in memory, by what errors call them."""
         sides = stored_vectors({"center": self.center, "scale": self.scale}, CENTERS)
-        masks = self.missing.by_role if isinstance(self.missing, GivenMasks) else {}
+        said = self.missing if self.missing_given is None else self.missing_given
+        masks = said.by_role if isinstance(said, GivenMasks) else {}
         of_roles = {f"{role or 'X'}'s mask": mask for role, mask in masks.items()}
         return {
             **sides,
@@ -378,7 +379,7 @@ def _nothing_to_divide_by(request: GramRequest, matrices: Matrices) -> str:
 def _said(request: GramRequest, code: Missing) -> Any:
     """What is missing, in the user's words where it was one."""
     if request.missing_given is not None:
-        return request.missing_given
+        return "mask" if isinstance(request.missing_given, GivenMasks) else request.missing_given
     return request.missing if isinstance(request.missing, str) else code
 
 
