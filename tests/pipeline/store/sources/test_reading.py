@@ -381,6 +381,34 @@ def test_lists_of_parquet(kind: str, dtype: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(whole(vector), np.arange(37))
 
 
+def test_a_folder_of_parquet_is_one_table(tmp_path: Path) -> None:
+    """As pandas reads it: by the order of names, without what is hidden."""
+    a = numbers("<f4")
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number, (first, last) in enumerate([(0, 10), (10, 10), (10, 37)]):
+        kind = pyarrow.list_(pyarrow.float32(), 29) if number else pyarrow.list_(pyarrow.float32())
+        table = pyarrow.table(
+            {"id": np.arange(first, last), "x": pyarrow.array(a[first:last].tolist(), kind)}
+        )
+        parquet.write_table(table, folder / f"part-{number}.parquet", row_group_size=4)
+    (folder / "_SUCCESS").touch()
+    for name in ("texts", "texts::x", "texts/"):
+        np.testing.assert_array_equal(whole(open_matrix(f"{tmp_path}/{name}", "A")), a)
+    np.testing.assert_array_equal(whole(open_array(f"{folder}::id", ndim=1, role="X")), np.arange(37))
+    parquet.write_table(pyarrow.table({"x": [["a"]]}), folder / "part-3.parquet")
+    with pytest.raises(
+        tw.StoreError, match=r"^A: .*part-3\.parquet has list<.*string> for x, and part-0\.parquet has"
+    ):
+        open_matrix(folder, "A")
+    parquet.write_table(pyarrow.table({"y": [[1]]}), folder / "part-3.parquet")
+    with pytest.raises(tw.StoreError, match=r"part-3\.parquet has no such column for x"):
+        open_matrix(folder, "A")
+    (folder / "year=2024").mkdir()
+    with pytest.raises(tw.StoreError, match=r"there is no Zarr array at .*texts"):
+        open_matrix(folder, "A")
+
+
 @given(data=st.data())
 def test_slices(data: st.DataObject) -> None:
     a = numbers("<i4", (11, 7))
@@ -504,7 +532,11 @@ CANNOT: dict[str, tuple[Any, type[Exception], str]] = {
     "rows": (lambda _: objects_of([1.0, 2], [3.0, 4]), tw.DTypeError,
              r"holds 2 arrays of 2 numbers as objects.*np\.stack\(list\(x\)\)"),
     "ragged rows": (lambda _: objects_of([1.0, 2], [3.0]), tw.DTypeError, r"holds object; only bool"),
-    "texts": (lists(["a"]), tw.DTypeError, r"holds object; only bool"),
+    "texts": (lists(["a"]), tw.DTypeError, r"holds list<.*string>; only numbers and lists of numbers can be used;"),
+    "a text": (lambda folder: table(id=["a"], x=[[1]], y=[[2]])(folder) + "::id", tw.DTypeError,
+             r"id holds string; only numbers and lists .*; it has the columns of lists x, y"),
+    "wide": (table(**{f"f{number}": [1.5] for number in range(40)}), tw.StoreError,
+             r"f5 \(double\) and 34 more; give one, .* pandas\.read_parquet\('.*'\)\[\[\.\.\.\]\]\.to_numpy"),
     "column": (lambda folder: lists([1])(folder) + "x", tw.StoreError, r"no column xx; it has x, y"),
     "columns": (lambda folder: lists([1])(folder)[:-3], tw.StoreError, r"the columns of lists x, y; give one, as"),
     "range": (lambda _: tw.slice(np.zeros((3, 3)), rows=(2, 5)), tw.OptionError, r"A: rows 2:5 are not among the 3"),
