@@ -32,13 +32,17 @@ def axes_text(array: zarr.Array[Any], some: Collection[int] | None = None) -> st
 
 def of_parts(array: zarr.Array[Any]) -> str:
     """A clause about axes along which the parts of one number may lie, such as the alleles of a dosage: by their names,
-    or as they are short. Empty where there are none."""
+    or as they are short; else about one of a single place. Empty where there are none."""
     names = dimension_names(array)
-    axes = [
-        axis
-        for axis, (name, side) in enumerate(zip(names, array.shape, strict=True))
-        if name in ALLELE_AXES or side in SHORT
-    ]
+    single = [axis for axis, side in enumerate(array.shape) if side == 1]
+    axes = [axis for axis, name in enumerate(names) if name in ALLELE_AXES]
+    if not axes and len(single) == 1:
+        places = ",".join("0" if axis in single else ":" for axis in range(array.ndim))
+        return (
+            f". Axis {axes_text(array, single)} has one place alone, and is left out by brackets behind the name of the"
+            f" array ([{places}])"
+        )
+    axes = [axis for axis, side in enumerate(array.shape) if axis in axes or side in SHORT]
     if not axes:
         return ""
     told = " or ".join(f"{axis}" + (f" ({names[axis]!r})" if names[axis] else "") for axis in axes)
