@@ -55,7 +55,8 @@ def of_parts(array: zarr.Array[Any]) -> str:
 
 
 def axis_named(array: zarr.Array[Any], given: Any, option: str) -> int:
-    """The axis that a name or a number means. Raises OptionError where there is none, or two have that name."""
+    """The axis that a name or a number means, which counts from the end where it is negative, as NumPy's. Raises
+    OptionError where there is none, or two have that name."""
     names = dimension_names(array)
     if isinstance(given, str) and given in names:
         if names.count(given) > 1:
@@ -64,12 +65,12 @@ def axis_named(array: zarr.Array[Any], given: Any, option: str) -> int:
                 f" axes are {axes_text(array)}"
             )
         return names.index(given)
-    numbers = {str(axis): axis for axis in range(array.ndim)}
+    numbers = {str(axis): axis % array.ndim for axis in range(-array.ndim, array.ndim)}
     if isinstance(given, str) and given in numbers:
         return numbers[given]
     number = isinstance(given, int | np.integer) and not isinstance(given, bool | np.bool_)
-    if number and 0 <= given < array.ndim:
-        return int(given)
+    if number and -array.ndim <= given < array.ndim:
+        return int(given) % array.ndim
     raise OptionError(
         f"{option}={shown(given)} is no axis of {name_of(array)}; its axes are {axes_text(array)}"
     )

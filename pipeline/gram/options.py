@@ -37,9 +37,9 @@ from tilewright.pipeline.store.attributes import dimension_names, missing_codes,
 from tilewright.pipeline.store.labels.alignment import ALIGNS, Align, Along, check_same_labels, ends_told
 from tilewright.pipeline.store.new.storage import AS_IT_COMES, Storage
 from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, base_of, unmasked
-from tilewright.pipeline.store.sources.dasks import any_pending
+from tilewright.pipeline.store.sources.dasks import any_pending, pending_of
 from tilewright.pipeline.store.sources.opening import InMemory
-from tilewright.pipeline.store.sources.parts import open_matrix
+from tilewright.pipeline.store.sources.parts import is_series, open_matrix
 
 Side: TypeAlias = Literal["columns", "rows"]
 SIDES: tuple[Side, ...] = get_args(Side)
@@ -174,7 +174,10 @@ class GramRequest(MatrixRequest):
         role."""
         given = {"X": self.x} if self.y is None else {"X": self.x, "Y": self.y}
         factors = [
-            array if isinstance(array, Flattened | Masked | Section) else given[role]
+            # What dask computes is not opened once more, which would be computed once more.
+            array
+            if isinstance(array, Flattened | Masked | Section) or pending_of(array) is not None
+            else given[role]
             for role, array in arrays.items()
         ]
         options: dict[str, Any] = {
@@ -447,7 +450,9 @@ def _matrices(request: GramRequest) -> tuple[dict[str, StoredArray], str, tuple[
     Raises as `open_matrices`.
     """
     given = {"X": request.x} if request.y is None else {"X": request.x, "Y": request.y}
-    found = {role: open_matrix(source, role, or_more=True) for role, source in given.items()}
+    # Beside another array a vector is one variable, such as a climate index beside a field.
+    line = None if request.y is None else "columns" if request.sum_over is not None else request.of
+    found = {role: open_matrix(source, role, or_more=True, series=line) for role, source in given.items()}
     cuts = {role: array for role, array in found.items() if isinstance(array, Section)}
     if cuts and request.append:
         raise OptionError(
@@ -471,7 +476,11 @@ def _matrices(request: GramRequest) -> tuple[dict[str, StoredArray], str, tuple[
                     f" (--sum-over) must say which of its axes are summed over: {axes_text(array)}{of_parts(array)}"
                 )
         return found, request.of, (axis_of(other(request.of)),), x
-    axes = {role: summed_axes(array, request.sum_over) for role, array in opened.items()}
+    lines = [role for role, array in opened.items() if is_series(array)]
+    axes = {
+        role: (0,) if role in lines and len(lines) < len(opened) else summed_axes(array, request.sum_over)
+        for role, array in opened.items()
+    }
     of = side_left(x, axes["X"])
     if request.of == "rows" and (of == "columns" or x.ndim > 2):
         raise OptionError(

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import builtins
 import os
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import zarr
 
 from tilewright.pipeline.errors import ShapeError
@@ -20,9 +21,21 @@ from tilewright.pipeline.store.sources.dasks import lazy_of, open_dask
 from tilewright.pipeline.store.sources.opening import is_given_array, open_given
 from tilewright.pipeline.store.sources.slices import Slice, by_axes, sliced_name
 
+SERIES = "series"
+"""What the dimension of a vector is called across which it has one element, as a matrix."""
+IS_SERIES = "_tilewright_series"
+"""The attribute that such an open matrix has."""
 
-def open_matrix(source: Given, role: str, *, or_more: bool = False) -> StoredArray:
+Line: TypeAlias = Literal["columns", "rows"]
+"""What of a matrix a vector becomes."""
+
+
+def open_matrix(
+    source: Given, role: str, *, or_more: bool = False, series: Line | None = None
+) -> StoredArray:
     """As `open_array`, of a matrix, or some rows and columns of one: what is seen as a matrix already stays as it is.
+
+    series: whether a vector is taken, too, as a matrix of one of these: ``columns`` or ``rows``.
 
     Raises also OptionError for rows or columns that it does not have.
     """
@@ -30,21 +43,23 @@ def open_matrix(source: Given, role: str, *, or_more: bool = False) -> StoredArr
         return source
     asked = source if isinstance(source, Slice) else sliced_name(source)
     given = source if asked is None else asked.source
+    least = 2 if series is None else 1
     if asked is not None and asked.by_axis:
-        whole = open_array(given, ndim=2, role=role, or_more=True)
-        if whole.ndim > 2:
-            return checked(part_of(whole, asked, role), role, 2, or_more=or_more)
+        whole = open_array(given, ndim=least, role=role, or_more=True)
+        if whole.ndim != 2:
+            part = checked(part_of(whole, asked, role), role, least, or_more=or_more)
+            return _as_line(part, series, role) if part.ndim == 1 and series is not None else part
     more = or_more or asked is not None
     cut = None
     if not isinstance(given, str | os.PathLike | zarr.Array) and is_given_array(given):
         array, cut = open_given(given, role, cuts=True)
         if cut is not None and array.ndim != 2:
             array, cut = open_given(given, role)
-        checked(array, role, 2, or_more=more)
+        checked(array, role, least, or_more=more)
     else:
-        array = open_array(given, ndim=2, role=role, or_more=more)
+        array = open_array(given, ndim=least, role=role, or_more=more)
     if asked is None and cut is None:
-        return array
+        return _as_line(array, series, role) if array.ndim == 1 and series is not None else array
     if array.ndim != 2:
         raise ShapeError(
             f"{role}: {name_of(array)} has shape {array.shape}; rows and columns are taken of two dimensions only:"
@@ -58,6 +73,28 @@ def open_matrix(source: Given, role: str, *, or_more: bool = False) -> StoredArr
     if (rows, columns) == tuple((0, side) for side in array.shape):
         return array
     return Section(array, rows, columns)
+
+
+def _as_line(array: zarr.Array[Any], series: Line, role: str) -> zarr.Array[Any]:
+    """A vector as the only column, or row, of a matrix."""
+    axis = 1 if series == "columns" else 0
+    (name,), along = dimension_names(array), along_axis(array, 0)
+    names = [name, SERIES] if axis == 1 else [SERIES, name]
+    lazy = lazy_of(array)
+    return open_dask(
+        lazy[:, np.newaxis] if axis == 1 else lazy[np.newaxis],
+        role,
+        name_of(array),
+        None if name is None else names,
+        {**_attributes(array), IS_SERIES: True},
+        {} if along is None else {str(name): along},
+        anew=True,
+    )
+
+
+def is_series(array: zarr.Array[Any]) -> bool:
+    """Whether an open matrix was given as a vector."""
+    return IS_SERIES in array.attrs
 
 
 def open_part(asked: Slice, role: str) -> zarr.Array[Any]:
@@ -82,16 +119,21 @@ def part_of(array: zarr.Array[Any], asked: Slice, role: str) -> zarr.Array[Any]:
         for axis in left
         if (found := along_axis(array, axis)) is not None
     }
-    attributes = array.attrs.asdict()
-    if (fill := zarr_fill(array, attributes)) is not None:  # of format 2, where xarray keeps it
-        free = next((name for name in MASKS if attributes.get(name) is None), None)
-        attributes |= {} if free is None else {free: fill}
     return open_dask(
         lazy_of(array)[key],
         role,
         f"{name_of(array)}[{asked.name}]",
         [names[axis] for axis in left],
-        attributes,
+        _attributes(array),
         coordinates,
         anew=True,
     )
+
+
+def _attributes(array: zarr.Array[Any]) -> dict[str, Any]:
+    """Those of an array, with the fill value of format 2, where xarray keeps what is missing."""
+    found = dict(array.attrs.asdict())
+    if (fill := zarr_fill(array, found)) is not None:
+        free = next((name for name in MASKS if found.get(name) is None), None)
+        found |= {} if free is None else {free: fill}
+    return found
