@@ -14,7 +14,7 @@ from zarr.codecs.numcodecs import PackBits
 
 from tilewright.kernels.numbers import format_nbytes
 from tilewright.pipeline.errors import StoreError
-from tilewright.pipeline.store.sources import hdf5, parquet, xarrays
+from tilewright.pipeline.store.sources import frames, hdf5, parquet, xarrays
 from tilewright.pipeline.store.sources.beside import coordinates_with, with_coordinates
 from tilewright.pipeline.store.sources.dasks import is_dask, open_dask
 from tilewright.pipeline.store.sources.mapped import BOOL, DIMENSIONS
@@ -96,6 +96,11 @@ def open_given(source: Any, role: str, *, cuts: bool = False) -> tuple[zarr.Arra
         return held, None
     if is_dask(source):
         return open_dask(source, role, described(source)), None
+    if frames.is_frame(source) and not frames.holds_rows(source):
+        _check_room(source, role)
+        called = described(source)
+        dimensions, along = frames.labels(source)
+        return open_numpy(frames.values(source, role, called), role, called, dimensions, None, along), None
     return _by_values(source, role), None
 
 
