@@ -32,7 +32,6 @@ from tilewright.pipeline.store.coordinates import (
     arrays_of_side,
     flattened_with_coordinates,
     is_long,
-    left_behind,
     listed_sides,
 )
 from tilewright.pipeline.store.journal import write_whole
@@ -182,13 +181,13 @@ def settle_in_group(
 ) -> list[str]:
     """Make a product that has its name by now, in a group of Zarr, complete for readers of that: the coordinates of its
     sides, as far as A and B have them, and consolidated metadata. Nothing where it is in no group. Returns a sentence
-    for what could not be done, and for coordinates that are lost in any case.
+    for what could not be done.
 
     finals: its path, and those of what the same run has written beside it, which may be in other groups."""
     if not finals:
         return []
     final = finals[0]
-    told = left_behind((a, int(transpose_a)), (b, int(not transpose_b)))
+    told: list[str] = []
     if format_around(final) is None:
         told += listed_sides(a, b, transpose_a, transpose_b)[1]
     every = [absolute(one) for one in finals]

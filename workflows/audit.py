@@ -34,10 +34,10 @@ from tilewright.pipeline.store.arrays import (
     local_path,
     name_of,
     open_array,
-    open_matrix,
 )
 from tilewright.pipeline.store.probe import shared_inputs
 from tilewright.pipeline.store.region import base_of
+from tilewright.pipeline.store.sources.parts import open_matrix
 from tilewright.workflows.verify import checking
 
 

@@ -100,6 +100,28 @@ def storing(c: str) -> Iterator[Any]:
         yield listener
 
 
+def _beside(out: str, place: tuple[str, ...], kept: str) -> Callable[[], str]:
+    """What Ctrl-C is to say of a command that keeps what it has finished in a folder of ``OUT.partial``, beside the
+    words of what was asked for, which is all that lies there where nothing is finished."""
+    from tilewright.pipeline.neighbours.pieces import REQUEST_NAME
+    from tilewright.pipeline.product.output import partial_path
+    from tilewright.pipeline.store.arrays import local_path
+
+    path = local_path(out)
+    outputs = Outputs(*filter(None, [path]))
+
+    def said() -> str:
+        folder = None if path is None else partial_path(path).joinpath(*place)
+        if folder is None or outputs.finished():
+            return outputs.kept()
+        found = [entry for entry in folder.iterdir() if entry.name != REQUEST_NAME] if folder.is_dir() else []
+        if not found:
+            return "nothing was finished, and nothing is kept"
+        return f"{kept} kept beside {out}, and the same command goes on there"
+
+    return said
+
+
 def taken_workers(options: dict[str, Any], *, plan_only: bool) -> Any:
     """As `elsewhere.taken`, which is imported only where one of its options is given, or a plan is for a profile."""
     by_profile = plan_only and options["cluster"] != "local"
@@ -324,9 +346,7 @@ def eofs(x: str, out: str, plan_only: bool, report: str | None, as_json: bool, *
             planned = workflow.plan_only(given, out, listener=listener, hardware=workers, **shared)
         print_plan(planned, given, out, as_json=as_json, named=named, **shared)
         return
-    on_interrupt(
-        lambda: f"what whole passes have found is kept beside {out}, and the same command goes on there"
-    )
+    on_interrupt(_beside(out, ("thin", "passes"), "what whole passes have found is"))
     reporting = Reporting("eofs", [x], report, overwrite=overwrite)
     with listening(quiet=is_quiet()) as listener:
         run = workflow.eofs(given, out, listener=reporting.recording(listener), **shared)
@@ -370,7 +390,7 @@ def _run_neighbours(
         print_plan(planned, given[0], out, as_json=as_json, named=named, **shared)
         return
     if out is not None:
-        on_interrupt(lambda: f"finished blocks are kept beside {out}, and the same command goes on there")
+        on_interrupt(_beside(out, ("pieces",), "finished blocks are"))
     reporting = Reporting(name, inputs, report, overwrite=overwrite)
     with listening(quiet=is_quiet()) as listener:
         run = getattr(search, name)(*given, listener=reporting.recording(listener), **shared)

@@ -263,6 +263,8 @@ def plan_only(x: Input, out: Source, **options: Any) -> EofPlan:
 def _request(x: Input, out: Source | None, *, add_up: Axes = None, **options: Any) -> EofRequest:
     if add_up is not None:
         options["missing_given"] = options.get("missing")
-        x, options["missing"] = added_up(x, add_up, options["missing_given"], "X")
+        x, options["missing"] = added_up(
+            x, add_up, options["missing_given"], "X", align=options.get("align", "labels")
+        )
     search = {name: options.pop(name) for name in Search.__dataclass_fields__ if name in options}
     return EofRequest(x, out, Search(**search), **options)

@@ -443,9 +443,11 @@ def _request(x: Input, out: Source | None, y: Input | None, options: dict[str, A
     add_up, missing = options.pop("add_up", None), options.get("missing")
     if add_up is not None:
         options["missing_given"] = missing
-        x, options["missing"] = added_up(x, add_up, missing, "X")
+        asked = add_up, missing
+        roles, align = ("X",) if y is None else ("X", "Y"), options.get("align", "labels")
+        x, options["missing"] = added_up(x, *asked, "X", roles, align)
         if y is not None:
-            y, of_y = added_up(y, add_up, missing, "Y")
+            y, of_y = added_up(y, *asked, "Y", roles, align)
             if of_y != options["missing"]:
                 raise OptionError(
                     f"add_up={shown(add_up)}: what is missing would be {options['missing']} in X and {of_y} in Y, whose"

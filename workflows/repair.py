@@ -20,8 +20,9 @@ from tilewright.pipeline.product.audit import Audit, record_of
 from tilewright.pipeline.product.ledger import Past
 from tilewright.pipeline.product.repair import repair_by_checksums, repair_by_products
 from tilewright.pipeline.product.request import Request, open_factors
-from tilewright.pipeline.store.arrays import Input, Source, local_path, name_of, open_array, open_matrix
+from tilewright.pipeline.store.arrays import Input, Source, local_path, name_of, open_array
 from tilewright.pipeline.store.probe import shared_inputs
+from tilewright.pipeline.store.sources.parts import open_matrix
 from tilewright.workflows.verify import checking
 
 

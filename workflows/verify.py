@@ -28,11 +28,12 @@ from tilewright.pipeline.cluster.watch import workers_held
 from tilewright.pipeline.events import Caution, Listener, log_notices, on_waiting
 from tilewright.pipeline.product.audit import band_of, check_is_product, record_to_compare
 from tilewright.pipeline.product.banded import piece_region, stored_outside
-from tilewright.pipeline.store.arrays import Input, open_array, open_matrix, write_unit
+from tilewright.pipeline.store.arrays import Input, open_array, write_unit
 from tilewright.pipeline.store.attributes import packing_notice
 from tilewright.pipeline.store.probe import check_read_alike, shared_inputs
 from tilewright.pipeline.store.region import StoredArray, base_of
 from tilewright.pipeline.store.sources.dasks import any_pending, computed_on
+from tilewright.pipeline.store.sources.parts import open_matrix
 
 if TYPE_CHECKING:
     from distributed import Client

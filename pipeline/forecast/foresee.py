@@ -28,8 +28,9 @@ from tilewright.pipeline.forecast.workload import Workload
 from tilewright.pipeline.neighbours.plan import NeighbourPlan
 from tilewright.pipeline.plan.product import MatmulPlan
 from tilewright.pipeline.spectral.results import EofPlan
-from tilewright.pipeline.store.arrays import local_path, open_matrix
+from tilewright.pipeline.store.arrays import local_path
 from tilewright.pipeline.store.region import Flattened, StoredArray
+from tilewright.pipeline.store.sources.parts import open_matrix
 
 logger = logging.getLogger(__name__)
 

@@ -14,47 +14,60 @@ from tilewright.kernels.arguments import shown
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline.errors import OptionError
 from tilewright.pipeline.gram.axes import ALLELE_AXES, SHORT, axes_text, axis_named
-from tilewright.pipeline.store.arrays import Input, name_of, open_array, sliced_name
+from tilewright.pipeline.gram.masks import given_masks, laid_along
+from tilewright.pipeline.gram.options import ATTRIBUTES
+from tilewright.pipeline.store.arrays import Input, name_of, open_array
 from tilewright.pipeline.store.attributes import dimension_names
 from tilewright.pipeline.store.coordinates import along_axis
-from tilewright.pipeline.store.sources.dasks import Remarked, open_dask, pending_of
-from tilewright.pipeline.store.sources.slices import Slice
+from tilewright.pipeline.store.labels.alignment import Align
+from tilewright.pipeline.store.sources.dasks import Remarked, lazy_of, open_dask
+from tilewright.pipeline.store.sources.parts import open_part
+from tilewright.pipeline.store.sources.slices import ALL, Slice, by_axes, sliced_name
 
 PLOIDY, VARIANTS = "ploidy", "variants"
 """What sgkit names the axes of a call's alleles, by their numbers, and of variants."""
 UNKNOWN = -1
 """What stands for an allele that is not known, in sgkit's calls."""
+LEAST = tuple(int(np.iinfo(name).min) for name in ("i2", "i4", "i8"))
+"""What stands for a missing number in sums, and beside a mask in what is added up, which nobody has said."""
 MOST_SHOWN = 4
 """How many numbers a message names."""
 
 
-def added_up(source: Input, given: Any, missing: Any, role: str) -> tuple[zarr.Array[Any], Any]:
+def added_up(
+    source: Input,
+    given: Any,
+    missing: Any,
+    role: str,
+    roles: tuple[str, ...] = ("X",),
+    align: Align = "labels",
+) -> tuple[zarr.Array[Any], Any]:
     """An array without some axes, whose elements along these are added up, and what stands for a sum of which a part is
     missing. given: the axes, one or a list, by name or number.
 
     Integers are added in a type that holds all sums, whose least number stands for a missing one; floats in float64.
-    missing: the number that does so in the array, ``"nan"``, or None.
+    missing: the number that does so in the array, ``"nan"``, None, or masks of the array, such as sgkit's
+    ``call_genotype_mask``, or of what broadcasts to it. roles: of all matrices, of which masks are given.
 
-    Raises OptionError for axes that the array does not have, fewer than two that would be left, rows or columns of an
-    array, and a mask; else as `open_array`. The array that is returned raises it once it is computed, before it is
-    multiplied, where alleles are below 0 that are not missing (`add_alleles`).
+    Rows and columns of it are those of the matrix that is left, so that some variants are taken of calls before their
+    alleles are added up.
+
+    Raises OptionError for axes that the array does not have, fewer than two that would be left, rows or columns where
+    more are; as `masks.with_mask`, and as `open_array`. The array that is returned raises it once it is computed,
+    before it is multiplied, where alleles are below 0 that are not missing (`add_alleles`).
     """
     import dask.array
 
-    _check_missing(missing)
-    if isinstance(source, Slice) or sliced_name(source) is not None:
-        raise OptionError(
-            f"add_up={shown(given)} (--add-up) of some rows or columns of {name_of(source)}: give the whole array, or"
-            " add up by xarray what is wanted of it"
-        )
-    array = open_array(source, ndim=2, or_more=True, role=role)
+    mask = _mask(missing, role, roles)
+    array = _opened(source, given, role)
     axes = _axes(array, given)
     wider = _sums(array.dtype, math.prod(array.shape[axis] for axis in axes))
-    # The memory of an array of dask holds zeros until its own graph is computed, so that the sums go on from that.
-    pending = pending_of(array)
-    lazy = dask.array.from_zarr(array) if pending is None or pending.is_computed else pending.graph
+    lazy = lazy_of(array)
+    if mask is not None:
+        laid, missing = laid_along(array, mask, role, align), _code("nan", wider)
+        lazy = dask.array.where(laid, np.nan if missing == "nan" else missing, lazy.astype(wider))
     whole = lazy.rechunk(dict.fromkeys(axes, -1))
-    called = f"{role}: {name_of(source)}"
+    called = f"{role}: {name_of(array)}"
     lines = _lines(array, axes)
     counted_along = lines if _of_ploidy(array, axes) else None
     add, more = (add_alleles, (called, counted_along)) if _of_alleles(array, axes) else (add_block, ())
@@ -65,10 +78,30 @@ def added_up(source: Input, given: Any, missing: Any, role: str) -> tuple[zarr.A
     remark = partial(_high_alleles, called, names[lines], array.shape[lines])
     left = [axis for axis in range(array.ndim) if axis not in axes]
     coordinates = {str(names[axis]): found for axis in left if (found := along_axis(array, axis)) is not None}
-    summed_name = f"{name_of(source)} added up over {' and '.join(names[axis] or str(axis) for axis in axes)}"
+    summed_name = f"{name_of(array)} added up over {' and '.join(names[axis] or str(axis) for axis in axes)}"
     dimensions = [names[axis] for axis in left] if all(names[axis] for axis in left) else None
     opened = open_dask(summed, role, summed_name, dimensions, None, coordinates, remark, anew=True)
     return opened, _code(missing, wider)
+
+
+def _opened(source: Input, given: Any, role: str) -> zarr.Array[Any]:
+    """What is to be added up along the axes that are given."""
+    asked = source if isinstance(source, Slice) else sliced_name(source)
+    if asked is None:
+        return open_array(source, ndim=2, or_more=True, role=role)
+    if asked.by_axis:
+        return open_part(asked, role)
+    array = open_array(asked.source, ndim=2, or_more=True, role=role)
+    axes = _axes(array, given)
+    left = [axis for axis in range(array.ndim) if axis not in axes]
+    if len(left) != 2:
+        raise OptionError(
+            f"{role}: {name_of(array)} added up over {axes_text(array, axes)} has {len(left)} axes,"
+            f" {axes_text(array, left)}, and rows and columns are taken of two only: {by_axes(array.ndim)}"
+        )
+    parts = dict(zip(left, asked.parts, strict=True))
+    every = tuple(parts.get(axis, ALL) for axis in range(array.ndim))
+    return open_part(Slice(array, every, by_axis=True), role)
 
 
 def _of_alleles(array: zarr.Array[Any], axes: tuple[int, ...]) -> bool:
@@ -115,13 +148,18 @@ def _axes(array: zarr.Array[Any], given: Any) -> tuple[int, ...]:
     return axes
 
 
-def _check_missing(missing: Any) -> None:
+def _mask(missing: Any, role: str, roles: tuple[str, ...]) -> Any:
+    """The mask of a matrix, as it is given; None where a number, ``"nan"`` or nothing is. Raises OptionError."""
     number = isinstance(missing, int | float | np.integer | np.floating) and not isinstance(missing, bool)
-    if missing is not None and not number and not (isinstance(missing, str) and missing.lower() == "nan"):
+    if missing is None or number or (isinstance(missing, str) and missing.lower() == "nan"):
+        return None
+    masks = None if isinstance(missing, str) and missing == ATTRIBUTES else given_masks(missing)
+    if masks is None:
         raise OptionError(
             f"missing={shown(missing)} beside add_up (--add-up): a sum is missing where a part of it is, which a number"
-            " says, or 'nan'; give one of these, or add up by xarray what is not masked"
+            " says, or 'nan', or a mask of bool; give one of these"
         )
+    return masks.of(roles).get(role)
 
 
 def _sums(dtype: np.dtype, count: int) -> np.dtype:
@@ -206,7 +244,7 @@ def _remedy(values: np.ndarray, missing: Any) -> str:
         told.append(
             f"{UNKNOWN} stands for an allele that is not known: say missing={UNKNOWN} (--missing {UNKNOWN})."
         )
-    if others or missing not in (None, UNKNOWN, "nan"):
+    if others or not (missing in (None, UNKNOWN, "nan") or missing in LEAST):
         told.append(
             f"{others[-1] if others else missing} may fill up calls of samples with fewer alleles (mixed ploidy): leave"
             f" these samples out, or have all that is below 0 be missing, by xarray calls.where(calls >= 0, {UNKNOWN})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,21 +22,27 @@ SHORT = range(2, 9)
 """Lengths of an axis that may be that of alleles, or of other parts of one number: ploidies are hardly larger."""
 
 
-def axes_text(array: zarr.Array[Any]) -> str:
-    """An array's axes, by number and name, for a message."""
+def axes_text(array: zarr.Array[Any], some: Collection[int] | None = None) -> str:
+    """An array's axes, or some of them, by number and name, for a message."""
     names = enumerate(dimension_names(array))
-    return ", ".join(f"{axis}" + (f" ({name!r})" if name else "") for axis, name in names)
+    return ", ".join(
+        f"{axis}" + (f" ({name!r})" if name else "") for axis, name in names if some is None or axis in some
+    )
 
 
 def of_parts(array: zarr.Array[Any]) -> str:
     """A clause about axes along which the parts of one number may lie, such as the alleles of a dosage: by their names,
-    or as they are short. Empty where there are none."""
+    or as they are short; else about one of a single place. Empty where there are none."""
     names = dimension_names(array)
-    axes = [
-        axis
-        for axis, (name, side) in enumerate(zip(names, array.shape, strict=True))
-        if name in ALLELE_AXES or side in SHORT
-    ]
+    single = [axis for axis, side in enumerate(array.shape) if side == 1]
+    axes = [axis for axis, name in enumerate(names) if name in ALLELE_AXES]
+    if not axes and len(single) == 1:
+        places = ",".join("0" if axis in single else ":" for axis in range(array.ndim))
+        return (
+            f". Axis {axes_text(array, single)} has one place alone, and is left out by brackets behind the name of the"
+            f" array ([{places}])"
+        )
+    axes = [axis for axis, side in enumerate(array.shape) if axis in axes or side in SHORT]
     if not axes:
         return ""
     told = " or ".join(f"{axis}" + (f" ({names[axis]!r})" if names[axis] else "") for axis in axes)
@@ -49,7 +55,8 @@ def of_parts(array: zarr.Array[Any]) -> str:
 
 
 def axis_named(array: zarr.Array[Any], given: Any, option: str) -> int:
-    """The axis that a name or a number means. Raises OptionError where there is none, or two have that name."""
+    """The axis that a name or a number means, which counts from the end where it is negative, as NumPy's. Raises
+    OptionError where there is none, or two have that name."""
     names = dimension_names(array)
     if isinstance(given, str) and given in names:
         if names.count(given) > 1:
@@ -58,12 +65,12 @@ def axis_named(array: zarr.Array[Any], given: Any, option: str) -> int:
                 f" axes are {axes_text(array)}"
             )
         return names.index(given)
-    numbers = {str(axis): axis for axis in range(array.ndim)}
+    numbers = {str(axis): axis % array.ndim for axis in range(-array.ndim, array.ndim)}
     if isinstance(given, str) and given in numbers:
         return numbers[given]
     number = isinstance(given, int | np.integer) and not isinstance(given, bool | np.bool_)
-    if number and 0 <= given < array.ndim:
-        return int(given)
+    if number and -array.ndim <= given < array.ndim:
+        return int(given) % array.ndim
     raise OptionError(
         f"{option}={shown(given)} is no axis of {name_of(array)}; its axes are {axes_text(array)}"
     )

@@ -18,8 +18,10 @@ from tilewright.pipeline.store.arrays import name_of, open_array
 from tilewright.pipeline.store.attributes import dimension_names
 from tilewright.pipeline.store.labels.alignment import Align, Along, check_same_labels
 from tilewright.pipeline.store.region import Flattened, HeldMask, Masked, base_of
-from tilewright.pipeline.store.sources.dasks import pending_of
+from tilewright.pipeline.store.sources.dasks import lazy_of, pending_of
 from tilewright.pipeline.store.sources.opening import holds_bool, is_given_array
+from tilewright.pipeline.store.sources.parts import open_part
+from tilewright.pipeline.store.sources.slices import sliced_name
 
 HELD_ELEMENTS = 2**23
 """Masks of up to so many elements, a megabyte of bits, go along with every task; larger ones are read where they are
@@ -85,6 +87,23 @@ def with_mask(array: zarr.Array[Any] | Flattened, given: Any, role: str, align: 
     ShapeError
         It has neither the array's shape nor one that broadcasts to it.
     """
+    mask, axes = _beside(array, given, role, align)
+    # An array of dask has its numbers once there is a cluster.
+    small = mask.size <= HELD_ELEMENTS and pending_of(mask) is None
+    return Masked(array, HeldMask.of(_read(mask) != 0) if small else mask, axes)
+
+
+def laid_along(array: zarr.Array[Any], given: Any, role: str, align: Align) -> Any:
+    """The mask of an array, as one of dask's that broadcasts to it. Raises as `with_mask`."""
+    mask, axes = _beside(array, given, role, align)
+    lazy = lazy_of(mask).transpose(tuple(np.argsort(axes))) != 0
+    return lazy[tuple(slice(None) if axis in axes else None for axis in range(array.ndim))]
+
+
+def _beside(
+    array: zarr.Array[Any] | Flattened, given: Any, role: str, align: Align
+) -> tuple[zarr.Array[Any], tuple[int, ...]]:
+    """A mask, and the axis of the stored array for each of its own."""
     mask = _opened(given)
     called = "the mask" if isinstance(given, np.ndarray | list | tuple) else name_of(mask)
     if not holds_bool(mask):
@@ -98,9 +117,7 @@ def with_mask(array: zarr.Array[Any] | Flattened, given: Any, role: str, align: 
             if mask.shape[number] == base_of(array).shape[axis]:
                 sides = Along(role, base_of(array), axis), Along("the mask", mask, number)
                 check_same_labels(*sides, "along which the mask lies")
-    # An array of dask has its numbers once there is a cluster.
-    small = mask.size <= HELD_ELEMENTS and pending_of(mask) is None
-    return Masked(array, HeldMask.of(_read(mask) != 0) if small else mask, axes)
+    return mask, axes
 
 
 def _opened(given: Any) -> zarr.Array[Any]:
@@ -110,7 +127,12 @@ def _opened(given: Any) -> zarr.Array[Any]:
         except ValueError as error:
             raise OptionError(f"missing={shown(given)} is no array; give a mask of bool") from error
     try:
-        return open_array(given, ndim=1, role="missing", or_more=True)
+        part = sliced_name(given)
+        return (
+            open_array(given, ndim=1, role="missing", or_more=True)
+            if part is None
+            else open_part(part, "missing")
+        )
     except StoreError as error:
         if not isinstance(given, str | os.PathLike) or _is_something(os.fspath(given)):
             raise
@@ -121,7 +143,9 @@ def _opened(given: Any) -> zarr.Array[Any]:
 
 def _is_something(name: str) -> bool:
     """Whether a name is that of a file, or what is in one, or a URL."""
-    return "://" in name or any(map(os.path.exists, (name, name.rpartition("::")[0])))
+    return "://" in name or any(
+        map(os.path.exists, (name, name.rpartition("::")[0], name.rpartition("[")[0]))
+    )
 
 
 def _read(mask: zarr.Array[Any]) -> np.ndarray:

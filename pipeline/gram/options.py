@@ -32,12 +32,14 @@ from tilewright.pipeline.plan.called import Names
 from tilewright.pipeline.product.banded import as_window
 from tilewright.pipeline.product.fusing import is_values, stored_vectors
 from tilewright.pipeline.product.request import Request
-from tilewright.pipeline.store.arrays import Input, Source, name_of, open_matrix
+from tilewright.pipeline.store.arrays import Input, Source, name_of
 from tilewright.pipeline.store.attributes import dimension_names, missing_codes, packing_of
 from tilewright.pipeline.store.labels.alignment import ALIGNS, Align, Along, check_same_labels, ends_told
 from tilewright.pipeline.store.new.storage import AS_IT_COMES, Storage
 from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, base_of, unmasked
+from tilewright.pipeline.store.sources.dasks import any_pending, pending_of
 from tilewright.pipeline.store.sources.opening import InMemory
+from tilewright.pipeline.store.sources.parts import is_series, open_matrix
 
 Side: TypeAlias = Literal["columns", "rows"]
 SIDES: tuple[Side, ...] = get_args(Side)
@@ -158,7 +160,8 @@ class GramRequest(MatrixRequest):
     def _vectors(self) -> dict[str, Source]:
         """The stored vectors that are read, and masks, which may be held in memory, by what errors call them."""
         sides = stored_vectors({"center": self.center, "scale": self.scale}, CENTERS)
-        masks = self.missing.by_role if isinstance(self.missing, GivenMasks) else {}
+        said = self.missing if self.missing_given is None else self.missing_given
+        masks = said.by_role if isinstance(said, GivenMasks) else {}
         of_roles = {f"{role or 'X'}'s mask": mask for role, mask in masks.items()}
         return {
             **sides,
@@ -171,7 +174,10 @@ class GramRequest(MatrixRequest):
         role."""
         given = {"X": self.x} if self.y is None else {"X": self.x, "Y": self.y}
         factors = [
-            array if isinstance(array, Flattened | Masked | Section) else given[role]
+            # What dask computes is not opened once more, which would be computed once more.
+            array
+            if isinstance(array, Flattened | Masked | Section) or pending_of(array) is not None
+            else given[role]
             for role, array in arrays.items()
         ]
         options: dict[str, Any] = {
@@ -376,7 +382,7 @@ def _nothing_to_divide_by(request: GramRequest, matrices: Matrices) -> str:
 def _said(request: GramRequest, code: Missing) -> Any:
     """What is missing, in the user's words where it was one."""
     if request.missing_given is not None:
-        return request.missing_given
+        return "mask" if isinstance(request.missing_given, GivenMasks) else request.missing_given
     return request.missing if isinstance(request.missing, str) else code
 
 
@@ -444,12 +450,21 @@ def _matrices(request: GramRequest) -> tuple[dict[str, StoredArray], str, tuple[
     Raises as `open_matrices`.
     """
     given = {"X": request.x} if request.y is None else {"X": request.x, "Y": request.y}
-    found = {role: open_matrix(source, role, or_more=True) for role, source in given.items()}
+    # Beside another array a vector is one variable, such as a climate index beside a field.
+    line = None if request.y is None else "columns" if request.sum_over is not None else request.of
+    found = {role: open_matrix(source, role, or_more=True, series=line) for role, source in given.items()}
     cuts = {role: array for role, array in found.items() if isinstance(array, Section)}
     if cuts and request.append:
         raise OptionError(
             f"append=True beside some rows or columns of {' and '.join(cuts)}: what came to a matrix is found behind"
             " what it had; append to the result of whole matrices"
+        )
+    later = [f"{role}, {name_of(array)}" for role, array in found.items() if any_pending([array])]
+    if later and request.append:
+        raise OptionError(
+            f"append=True beside what dask has to compute first: {' and '.join(later)}. What came to an array is told"
+            " by comparing what it holds with what was read of it, where it is stored; store it (xarray: .to_zarr), and"
+            " append to the result of that"
         )
     opened = {role: base_of(array) for role, array in found.items()}
     x = opened["X"]
@@ -461,7 +476,11 @@ def _matrices(request: GramRequest) -> tuple[dict[str, StoredArray], str, tuple[
                     f" (--sum-over) must say which of its axes are summed over: {axes_text(array)}{of_parts(array)}"
                 )
         return found, request.of, (axis_of(other(request.of)),), x
-    axes = {role: summed_axes(array, request.sum_over) for role, array in opened.items()}
+    lines = [role for role, array in opened.items() if is_series(array)]
+    axes = {
+        role: (0,) if role in lines and len(lines) < len(opened) else summed_axes(array, request.sum_over)
+        for role, array in opened.items()
+    }
     of = side_left(x, axes["X"])
     if request.of == "rows" and (of == "columns" or x.ndim > 2):
         raise OptionError(

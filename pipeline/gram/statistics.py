@@ -22,7 +22,7 @@ from tilewright.pipeline.events import Listener
 from tilewright.pipeline.gram.options import SIDES, Missing, axis_of
 from tilewright.pipeline.reduce import Reduction, end_if_given_up, reduce_pieces
 from tilewright.pipeline.store.arrays import name_of, read_unit
-from tilewright.pipeline.store.attributes import missing_codes
+from tilewright.pipeline.store.attributes import masks_of, missing_codes
 from tilewright.pipeline.store.region import StoredArray, is_beside_mask
 from tilewright.pipeline.store.region_read import read_region, reads_parts
 from tilewright.pipeline.store.waiting import reading_while
@@ -97,6 +97,27 @@ LIKELY_CODES = (-1, -9, -99, -999, -9999)
 """What stands for a missing number in matrices of counts, dosages or calls of alleles: -1 in sgkit's, -9 in PLINK's."""
 
 
+FAR = (1e15, 1e20, 9.999e20, 1e30, 1e32, 1e33, 1e34, 1e35, 1e36, 9.96921e36, 9.96920996838687e36, 1e37)
+"""What stands for a missing float where no attribute says so: 1e20 in models of the climate, 9.999e20 in GRIB, netCDF's
+own default, powers of ten; and the largest of float32."""
+
+
+def likely_fill(array: StoredArray, missing: Missing, moments: Moments) -> float | None:
+    """One of `FAR`, or less than 0 the same, that nobody called missing and that is the largest number, or the least,
+    of some lines. None where there is none, and where attributes name it, of which the product tells."""
+    if array.dtype.kind != "f" or is_beside_mask(array):
+        return None
+    narrow, told = array.dtype.newbyteorder("="), masks_of(array)
+    with np.errstate(over="ignore"):
+        known = {float(np.asarray(value, narrow)): value for value in (*FAR, float(np.finfo(np.float32).max))}
+    for ends, sign in ((moments.most, 1), (moments.least, -1)):
+        seen = ends[np.isfinite(ends)]
+        end = sign * float((sign * seen).max()) if len(seen) else 0.0
+        if abs(end) in known and end != missing and (told is None or end not in told.values):
+            return sign * known[abs(end)]
+    return None
+
+
 def likely_code(array: StoredArray, missing: Missing, found: Iterable[Moments]) -> int | None:
     """A number that nobody called missing, and that is likely to be: one of `LIKELY_CODES` that is the only number
     below 0, beside some of 1 or more. -1 is, in bytes alone: others hold much else. None where there is none, and where
@@ -142,10 +163,19 @@ def likely_missing(
                 f" no other negative number{_beside(array, missing, moments)}; it counts as a number: where it stands"
                 f" for a missing one, {say_missing(array, missing, code)}"
             )
+        fill = likely_fill(array, missing, moments)
+        if fill is not None:
+            ends = moments.most if fill > 0 else moments.least
+            lines = int((ends == np.asarray(fill, array.dtype)).sum())
+            return (
+                f"{role}: {name_of(array)} holds {fill:.6g} in {lines} of its {counted(len(ends), side[:-1])}, which"
+                f" many files have for missing numbers; it counts as a number: where it stands for a missing one,"
+                f" {say_missing(array, missing, fill)}"
+            )
     return None
 
 
-def say_missing(array: StoredArray, missing: Missing, code: int) -> str:
+def say_missing(array: StoredArray, missing: Missing, code: float) -> str:
     """What to do where this code stands for missing numbers, and perhaps another was said to be."""
     if is_beside_mask(array):
         return f"have the mask, or the attributes that name missing numbers, leave out {code} too"

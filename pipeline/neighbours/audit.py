@@ -41,10 +41,11 @@ from tilewright.pipeline.neighbours.job import free, planned_on, searching
 from tilewright.pipeline.neighbours.options import NeighbourRequest, Sides, open_sides
 from tilewright.pipeline.product.audit import Audit, BadObject
 from tilewright.pipeline.provenance import PROVENANCE
-from tilewright.pipeline.store.arrays import Input, name_of, open_array, open_matrix, write_unit
+from tilewright.pipeline.store.arrays import Input, name_of, open_array, write_unit
 from tilewright.pipeline.store.attributes import packing_notice
 from tilewright.pipeline.store.region import StoredArray, chunks_in
 from tilewright.pipeline.store.region_read import read_region
+from tilewright.pipeline.store.sources.parts import open_matrix
 from tilewright.pipeline.worker.survey import survey
 
 AUDIT = "audit"

@@ -40,6 +40,7 @@ from tilewright.pipeline.errors import (
 from tilewright.pipeline.events import Listener, Notice, Teller, on_waiting
 from tilewright.pipeline.forecast.rates import remember_search
 from tilewright.pipeline.gram.job import unchanged
+from tilewright.pipeline.gram.options import axis_of
 from tilewright.pipeline.neighbours.band_words import BandWords
 from tilewright.pipeline.neighbours.check import (
     NeighbourCheck,
@@ -79,6 +80,7 @@ from tilewright.pipeline.product.output_group import check_local_place, output_g
 from tilewright.pipeline.reduce import reduce_pieces, taken_as_they_arrive
 from tilewright.pipeline.store.arrays import name_of
 from tilewright.pipeline.store.attributes import codecs_notice, packing_notice
+from tilewright.pipeline.store.coordinates import left_behind
 from tilewright.pipeline.store.sources.dasks import any_pending
 from tilewright.pipeline.worker.survey import survey
 
@@ -230,6 +232,9 @@ def _searched(request: NeighbourRequest) -> _Searched:
             pieces.settle()
             facts = {"seconds": time.perf_counter() - start, "dtype": plan.dtype, "device": prepared.device}
             complete_group(growing, request, sides, facts, check)
+            if request.k is not None:
+                for left in left_behind((sides.a, axis_of(sides.of))):
+                    tell.warn(left)
     if not total.resumed:
         precision = "full" if plan.on_host else request.precision
         remember_search(plan, prepared.device, precision, total.stages, total.seconds)

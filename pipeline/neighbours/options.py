@@ -26,11 +26,12 @@ from tilewright.kernels.numbers import counted
 from tilewright.pipeline.errors import DTypeError, OptionError, ShapeError
 from tilewright.pipeline.gram.options import SIDES, Side, axis_of, other
 from tilewright.pipeline.options import RunRequest
-from tilewright.pipeline.store.arrays import Input, Source, name_of, open_matrix, read_unit
+from tilewright.pipeline.store.arrays import Input, Source, name_of, read_unit
 from tilewright.pipeline.store.attributes import dimension_names
 from tilewright.pipeline.store.labels.alignment import ALIGNS, Align, Along, check_same_labels, ends_told
 from tilewright.pipeline.store.origin import is_same_array
 from tilewright.pipeline.store.region import StoredArray
+from tilewright.pipeline.store.sources.parts import open_matrix
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,8 @@ from tilewright.pipeline.report.timeline import Recorder
 from tilewright.pipeline.store import arrays as store
 from tilewright.pipeline.store.appearance import Appearance, appearance_of
 from tilewright.pipeline.store.arrays import Source
-from tilewright.pipeline.store.attributes import masks_of, product_names
+from tilewright.pipeline.store.attributes import masks_of, product_names, sides_of
+from tilewright.pipeline.store.coordinates import left_behind
 from tilewright.pipeline.store.journal import journal_in
 from tilewright.pipeline.store.objects import folder_of
 from tilewright.pipeline.store.probe import check_read_alike, check_written_alike, shared_inputs
@@ -540,6 +541,9 @@ def _fill(
             tell.say(left)
         for left in settle_in_group(finals_of(output), factors.a, factors.b, *factors.transposed):
             tell.say(left)
+        if finals_of(output):
+            for left in left_behind(*sides_of(factors.a, factors.b, *factors.transposed)):
+                tell.warn(left)
     return replace(
         run,
         timeline=Recorder.of(request.listener).timeline(),

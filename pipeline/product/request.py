@@ -83,6 +83,7 @@ from tilewright.pipeline.store.probe import check_shared_output
 from tilewright.pipeline.store.region import StoredArray, stored_masks
 from tilewright.pipeline.store.region_write import encoders_nbytes
 from tilewright.pipeline.store.sources.memory import copies_nbytes
+from tilewright.pipeline.store.sources.parts import open_matrix
 from tilewright.pipeline.transfer.lane_blocks import LANE_NBYTES
 
 CODING_SHARE = 1 / 8
@@ -266,8 +267,8 @@ def open_factors(request: Request) -> Factors:
     check_choice("precision", request.precision, PRECISIONS)
     check_choice("align", request.align, ALIGNS)
     called = request.names
-    left = store.open_matrix(request.a, called.a)
-    right = store.open_matrix(request.b, called.b)
+    left = open_matrix(request.a, called.a)
+    right = open_matrix(request.b, called.b)
     inner = Along(called.a, left, int(not transpose_a)), Along(called.b, right, int(transpose_b))
     inner_left, inner_right = (each.array.shape[each.side] for each in inner)
     if inner_left != inner_right:

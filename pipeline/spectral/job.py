@@ -392,7 +392,7 @@ def eofs(request: EofRequest) -> EofRun:
             dimensions.variables: made_with_coordinates(x, 1 - summed, many_along(x, 1 - summed)),
         }
         for left in left_behind((x, 0), (x, 1)):
-            tell.say(left)
+            tell.warn(left)
         flattened = {name: made for name, made in sides.items() if made is not None}
         eof_group.write_group(
             growing,

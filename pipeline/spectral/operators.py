@@ -223,7 +223,9 @@ class PassTeller:
         self.listener(Notice(message))
 
     def warn(self, message: str) -> None:
-        self.listener(Caution(message))
+        if message not in self._said:  # as a product may have
+            self._said.add(message)
+            self.listener(Caution(message))
 
     def of_pass(self, number: int) -> Listener:
         """The listener of one product."""
@@ -234,8 +236,6 @@ class PassTeller:
         if isinstance(event, WorkPlanned | UnitDone | WorkDone):
             self.listener(replace(event, name=name if event.name == PRODUCTS else f"{name}: {event.name}"))
         elif isinstance(event, Caution):
-            if event.message not in self._said:
-                self._said.add(event.message)
-                self.listener(event)
+            self.warn(event.message)
         elif type(event) is not Notice:  # of choices that every product makes alike
             self.listener(event)

@@ -27,9 +27,10 @@ from tilewright.pipeline.gram.weights import stored_values, weights_of_axes
 from tilewright.pipeline.options import RunRequest
 from tilewright.pipeline.plan.transform import TRANSFORMED, Transform
 from tilewright.pipeline.spectral.krylov import Aim
-from tilewright.pipeline.store.arrays import Input, Source, name_of, open_matrix
+from tilewright.pipeline.store.arrays import Input, Source, name_of
 from tilewright.pipeline.store.labels.alignment import Align
 from tilewright.pipeline.store.region import Flattened, StoredArray, base_of, unmasked
+from tilewright.pipeline.store.sources.parts import open_matrix
 
 OVERSAMPLING = 10
 """The least number of columns of a block beyond those that are looked for. With ten more than ten, slowly decaying

@@ -25,7 +25,13 @@ from tilewright.pipeline.errors import DTypeError, ShapeError, StoreError, Tilew
 from tilewright.pipeline.plan.inputs import StoredMatrix
 from tilewright.pipeline.store.byte_ranges import block_of
 from tilewright.pipeline.store.chunks import METADATA_NAMES, encoding_of, layout_of, matrix_order
-from tilewright.pipeline.store.missing import damage_of, what_is_there
+from tilewright.pipeline.store.missing import (
+    arrays_inside,
+    damage_of,
+    of_other_file,
+    what_is_around,
+    what_is_there,
+)
 from tilewright.pipeline.store.region import Flattened, Masked, Section, StoredArray, base_of, unmasked
 from tilewright.pipeline.store.remote.opening import is_s3, look_at_bucket, store_at
 from tilewright.pipeline.store.remote.patience import AtUrl, unwrapped
@@ -41,7 +47,7 @@ from tilewright.pipeline.store.sources.opening import (
     open_in_file,
     with_bytes_for_bool,
 )
-from tilewright.pipeline.store.sources.slices import Slice, sliced_name
+from tilewright.pipeline.store.sources.slices import Slice, by_axes
 from tilewright.pipeline.store.waiting import answer_of
 from tilewright.pipeline.transfer.files import NotAFileError, check_is_file, with_remedy
 
@@ -243,8 +249,8 @@ def check_source(source: Any, role: str) -> None:
             hint = "of numbers in memory, numpy.asarray makes an array that is read as it is"
         if found.startswith("scipy.sparse"):
             hint = "sparse matrices are not supported: .toarray() makes it dense, where it fits"
-        if found.startswith("xarray.") and (variables := list(getattr(source, "data_vars", ()))):
-            hint = f"give one of its variables: {', '.join(f'[{name!r}]' for name in variables[:6])}"
+        if arrays := arrays_inside(source):
+            hint = f"give one of its arrays: {', '.join(arrays)}"
         if isinstance(source, bytes):
             hint = "of a path in bytes, os.fsdecode makes text"
         raise StoreError(f"{role}: found {found}; it must be {allowed} ({hint})")
@@ -293,10 +299,10 @@ def open_array(
     else:
         check_source(source, role)
         array = _open_stored(source, ndim, role, or_more=or_more, growing=growing)
-    return _checked(array, role, ndim, or_more=or_more)
+    return checked(array, role, ndim, or_more=or_more)
 
 
-def _checked(array: zarr.Array[Any], role: str, ndim: int, *, or_more: bool) -> zarr.Array[Any]:
+def checked(array: zarr.Array[Any], role: str, ndim: int, *, or_more: bool) -> zarr.Array[Any]:
     """An open array that holds numbers in ``ndim`` dimensions, ``or_more``. Raises as `open_array`."""
     name = name_of(array)
     check_chunks(array, role)
@@ -309,7 +315,7 @@ def _checked(array: zarr.Array[Any], role: str, ndim: int, *, or_more: bool) -> 
     if array.ndim < ndim or (array.ndim > ndim and not or_more):
         raise ShapeError(
             f"{role}: {name} has shape {array.shape}; it must have {ndim} dimension{'s' * (ndim > 1)}"
-            f"{' or more' * or_more}{_as_column(array) if or_more and array.ndim == 1 else ''}"
+            f"{' or more' * or_more}{_as_matrix(array, or_more) if ndim == 2 else ''}"
         )
     if array.dtype.kind not in "iufc":
         raise DTypeError(
@@ -336,6 +342,8 @@ def _open_stored(source: Any, ndim: int, role: str, *, or_more: bool, growing: b
     except TilewrightError:
         raise
     except (FileNotFoundError, *UNREADABLE) as error:
+        if is_bare_chain(source) and os.path.isfile(file := os.fspath(source).partition("::")[0]):
+            raise StoreError(f"{role}: {file} {of_other_file(Path(file))}") from error
         if is_bare_chain(source):
             raise StoreError(
                 f"{role}: there is no Zarr array at {name}: {_of_chain(os.fspath(source))}; give the path of an array"
@@ -347,10 +355,11 @@ def _open_stored(source: Any, ndim: int, role: str, *, or_more: bool, growing: b
         if isinstance(error, FileNotFoundError):
             check_bucket(source, role)
             path = local_path(source)
-            nothing = ", where no file or folder is" if path is not None and not os.path.lexists(path) else ""
-            raise StoreError(
-                f"{role}: there is no Zarr array at {name}{nothing}; give the path of an array"
-            ) from error
+            nothing, instead = "", "give the path of an array"
+            if path is not None and not os.path.lexists(path):
+                nothing = ", where no file or folder is"
+                instead = what_is_around(path, ndim, or_more=or_more) or instead
+            raise StoreError(f"{role}: there is no Zarr array at {name}{nothing}; {instead}") from error
         if not isinstance(source, zarr.Array) and (damage := damage_of(name, local_path(source), error)):
             raise StoreError(
                 f"{role}: the metadata of {name} cannot be used ({damage}); mend them, or write the array again"
@@ -470,47 +479,19 @@ def _check_no_other(file: Path) -> None:
         raise NotAFileError(f"of {file.name} in it, {error}") from None
 
 
-def _as_column(array: zarr.Array[Any]) -> str:
-    """What to do with a series where a matrix is wanted, in words."""
-    return (
-        f": give a single series, such as a climate index, as a matrix of one column, ({array.shape[0]}, 1), by"
-        " index.reshape(-1, 1) in NumPy or index.expand_dims('index', -1) in xarray"
-    )
-
-
-def open_matrix(source: Given, role: str, *, or_more: bool = False) -> StoredArray:
-    """As `open_array`, of a matrix, or some rows and columns of one: what is seen as a matrix already stays as it is.
-
-    Raises also OptionError for rows or columns that it does not have.
-    """
-    if isinstance(source, Flattened | Masked | Section):
-        return source
-    asked = source if isinstance(source, Slice) else None
-    if isinstance(source, str) and source.endswith("]"):
-        asked = sliced_name(source)
-    given = source if asked is None else asked.source
-    cut = None
-    if not isinstance(given, str | os.PathLike | zarr.Array) and is_given_array(given):
-        array, cut = open_given(given, role, cuts=True)
-        if cut is not None and array.ndim != 2:
-            array, cut = open_given(given, role)
-        _checked(array, role, 2, or_more=or_more)
-    else:
-        array = open_array(given, ndim=2, role=role, or_more=or_more)
-    if asked is None and cut is None:
-        return array
-    if array.ndim != 2:
-        raise ShapeError(
-            f"{role}: {name_of(array)} has shape {array.shape}; rows and columns are taken of two dimensions only"
+def _as_matrix(array: zarr.Array[Any], or_more: bool) -> str:
+    """What to do with a vector, or an array of more dimensions, where a matrix is wanted, in words."""
+    if array.ndim == 1 and or_more:
+        return (
+            f": give a single series, such as a climate index, as a matrix of one column, ({array.shape[0]}, 1), by"
+            " index.reshape(-1, 1) in NumPy or index.expand_dims('index', -1) in xarray"
         )
-    rows, columns = cut or tuple((0, side) for side in array.shape)
-    if asked is not None:
-        shape = rows[1] - rows[0], columns[1] - columns[0]
-        (top, bottom), (left, right) = asked.within(shape, name_of(array), role)
-        rows, columns = (rows[0] + top, rows[0] + bottom), (columns[0] + left, columns[0] + right)
-    if (rows, columns) == tuple((0, side) for side in array.shape):
-        return array
-    return Section(array, rows, columns)
+    if array.ndim == 1:
+        return (
+            f": give one vector as a matrix of one row, (1, {array.shape[0]}), by x.reshape(1, -1) in NumPy, or of one"
+            " column, by x.reshape(-1, 1)"
+        )
+    return f": {by_axes(array.ndim)}" if array.ndim > 2 else ""
 
 
 def read_unit(array: StoredArray) -> tuple[int, ...]:
@@ -681,10 +662,7 @@ def is_bare_chain(target: Source) -> bool:
 
 def _of_chain(text: str) -> str:
     """What is wrong with a name with ``::`` by which nothing is found."""
-    file, _, inside = text.partition("::")
-    if os.path.isfile(file):
-        what = inside or "an array"
-        return f"{file} is no file in which {what} could be read, as HDF5 and NetCDF 4 are"
+    file = text.partition("::")[0]
     read_so = "so `::` in it is read as a chain of URLs"
     if os.path.splitext(file)[1]:
         return f"there is no file {file}, and nothing local has the whole name, {read_so}"

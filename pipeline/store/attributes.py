@@ -203,7 +203,7 @@ def missing_codes(array: StoredArray, *, as_xarray: bool = False) -> tuple[Any, 
     attributes, dtype = array.attrs.asdict(), array.dtype.newbyteorder("=")
     reading = _Reading()
     given = {name: attributes[name] for name in MASKS if attributes.get(name) is not None}
-    if as_xarray and (fill := _zarr_fill(array, given | attributes)) is not None:
+    if as_xarray and (fill := zarr_fill(array, given | attributes)) is not None:
         given[ZARR_FILL] = fill
     turned = _is_turned(attributes.get(UNSIGNED), dtype)
     for name, value in given.items():
@@ -238,7 +238,7 @@ def packing_of(array: StoredArray) -> Packing | None:
     return Packing(scale, offset, turned)
 
 
-def _zarr_fill(array: StoredArray, given: Mapping[str, Any]) -> Any:
+def zarr_fill(array: StoredArray, given: Mapping[str, Any]) -> Any:
     """Zarr's fill value in format 2, where that says anything that the attributes do not; else None."""
     fill = array.metadata.fill_value if array.metadata.zarr_format == 2 else None
     fill = fill.item() if isinstance(fill, np.generic) else fill
@@ -288,7 +288,7 @@ def _texts(attributes: Mapping[str, Any]) -> str:
 def _read(array: StoredArray) -> _Reading:
     attributes, dtype = array.attrs.asdict(), array.dtype.newbyteorder("=")
     given = {name: value for name, value in attributes.items() if name != ZARR_FILL and value is not None}
-    if (fill := _zarr_fill(array, given)) is not None:
+    if (fill := zarr_fill(array, given)) is not None:
         given[ZARR_FILL] = fill
     reading = _Reading()
     for name, plain in SCALES.items():

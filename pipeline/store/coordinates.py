@@ -377,8 +377,15 @@ def left_behind(*sides: tuple[StoredArray, int]) -> list[str]:
         for name, one in of_sides(array, side).items():
             if not is_stored(one.values):
                 odd = next((each for each in one.values.tolist() if not isinstance(each, str)), None)
+                instead = (
+                    f"they are of several axes that xarray has stacked: give the array unstacked (.unstack({name!r})),"
+                    " and say what is summed over (sum_over): axes are flattened here, and come back by"
+                    " tilewright.open_xarray(..., unstack=True)"
+                    if isinstance(odd, tuple)
+                    else "give others (assign_coords) to have them there"
+                )
                 told[name_of(array), name] = (
                     f"the coordinates {name} of {name_of(array)} hold {shown(odd)}, which is neither a number, a time"
-                    " nor a text, and are left out of the result; give others (assign_coords) to have them there"
+                    f" nor a text, and are left out of the result; {instead}"
                 )
     return list(told.values())

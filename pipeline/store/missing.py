@@ -25,7 +25,7 @@ MOST_NAMED = 5
 SPARSE = ("csr_matrix", "csc_matrix")
 """The values of ``encoding-type`` by which anndata marks a group as a sparse matrix."""
 
-NUMBERS = "biufc"
+NUMBERS = tuple("biufc")
 """Kinds of dtypes that are taken."""
 
 NPY = b"\x93NUMPY"
@@ -39,6 +39,86 @@ FILES_AT_URLS = (".npy", ".npz", ".h5", ".hdf5", ".h5ad", ".nc", ".nc4", ".parqu
 """How the names of such files end at URLs, where nobody looks into them."""
 
 
+def arrays_inside(source: Any) -> list[str]:
+    """The arrays of numbers in what holds several: a Dataset of xarray, or an open group of Zarr or h5py; as they are
+    taken out of it, those of most dimensions first."""
+    held: list[tuple[str, Any]] = []
+    with suppress(Exception):  # a store, or a library, may raise anything
+        if isinstance(source, zarr.Group):
+            called, held = "group", list(source.arrays())
+        elif hasattr(source, "data_vars"):
+            called, held = "dataset", list(source.data_vars.items())
+        elif type(source).__module__.startswith("h5py."):
+            called, held = "file", list(source.items())
+    found = [(name, one) for name, one in held if getattr(getattr(one, "dtype", None), "kind", "") in NUMBERS]
+    found = sorted((each for each in found if each[1].ndim), key=lambda each: -each[1].ndim)
+    return [f"{called}[{name!r}]" for name, _ in found[:MOST_NAMED]]
+
+
+def _by_pandas(reader: str) -> str:
+    """What to do with a table that pandas reads, of a file, by its method."""
+    return f"keep its numbers: numpy.save({{1!r}}, pandas.{reader}.select_dtypes('number').to_numpy())"
+
+
+_LINES = "keep it as Parquet, whose columns of lists are read: pandas.read_json({0!r}, lines=True).to_parquet({2!r})"
+_CALLS = "make Zarr of it by bio2zarr, whose arrays are read: {}"
+OTHERS = {
+    ".csv": _by_pandas("read_csv({0!r})"),
+    ".csv.gz": _by_pandas("read_csv({0!r})"),
+    ".tsv": _by_pandas("read_csv({0!r}, sep='\\t')"),
+    ".txt": "keep its numbers: numpy.save({1!r}, numpy.loadtxt({0!r}))",
+    ".jsonl": _LINES,
+    ".ndjson": _LINES,
+    ".feather": "keep it as Parquet, whose columns of lists are read: pandas.read_feather({0!r}).to_parquet({2!r})",
+    ".arrow": "keep it as Parquet, whose columns of lists are read: pandas.read_feather({0!r}).to_parquet({2!r})",
+    ".bed": _CALLS.format("plink2zarr convert {4} {3}"),
+    ".vcf": _CALLS.format("vcf2zarr convert {0} {3}"),
+    ".vcf.gz": _CALLS.format("vcf2zarr convert {0} {3}"),
+    ".bcf": _CALLS.format("vcf2zarr convert {0} {3}"),
+    ".grib": "make Zarr of it: xarray.open_dataset({0!r}, engine='cfgrib').to_zarr({3!r})",
+    ".grb": "make Zarr of it: xarray.open_dataset({0!r}, engine='cfgrib').to_zarr({3!r})",
+    ".grib2": "make Zarr of it: xarray.open_dataset({0!r}, engine='cfgrib').to_zarr({3!r})",
+    ".safetensors": "keep one of its arrays: numpy.save({1!r}, safetensors.numpy.load_file({0!r})['NAME'])",
+    ".pt": "keep a tensor of it: numpy.save({1!r}, torch.load({0!r}).numpy())",
+    ".mat": "keep one of its matrices: numpy.save({1!r}, scipy.io.loadmat({0!r})['NAME'])",
+}
+"""What to do with files of other kinds, by how their names end: the file, and the names for one of NumPy's, of Parquet
+and of Zarr."""
+
+READ = "Zarr, .npy, HDF5, NetCDF 4 and Parquet"
+"""What is read, in words."""
+
+
+def of_other_file(file: Path) -> str:
+    """What to do with a file that is of no kind that is read, as a message ends behind its name."""
+    if arrays := _arrays_of_numpy(file):
+        one = arrays[0]
+        return (
+            f"is an archive of NumPy ({_listed(arrays, 'and')}), of which no array is read in place; keep the one that"
+            f" is meant: numpy.save({f'{one}.npy'!r}, numpy.load({str(file)!r})[{one!r}])"
+        )
+    told = next((told for ending, told in OTHERS.items() if file.name.lower().endswith(ending)), None)
+    bare = file.with_name(file.name.partition(".")[0] or file.name)
+    if told is None:
+        return f"is a file of no kind that is read, which are {READ}; store it as one of these, and give that"
+    new = (str(bare.with_suffix(ending)) for ending in (".npy", ".parquet", ".zarr"))
+    return f"is a file of another kind than {READ}, which are read; {told.format(str(file), *new, bare)}, and give that"
+
+
+def _arrays_of_numpy(file: Path) -> list[str]:
+    """The names of the arrays in a file of `numpy.savez`; none where it is none."""
+    with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(file) as opened:
+        return [name.removesuffix(".npy") for name in opened.namelist() if name.endswith(".npy")]
+    return []
+
+
+def what_is_around(path: Path, ndim: int, *, or_more: bool = False) -> str | None:
+    """The arrays of the group in which a path would lie where nothing is, as a sentence; None where that is none."""
+    around = next((place for place in path.parents if place.exists()), None)
+    found = None if around is None else _of_group(str(around), around, ndim, or_more=or_more)
+    return None if found is None else f"{around} {found}"
+
+
 def what_is_there(text: str, path: Path | None, ndim: int, *, or_more: bool = False) -> str | None:
     """What stands at a name, and what to give instead of it, as a message ends behind the name; None where that is
     nothing we know.
@@ -49,7 +129,7 @@ def what_is_there(text: str, path: Path | None, ndim: int, *, or_more: bool = Fa
     if path is not None and (file := _file_at(path)) is not None:
         if file.suffix == ".zip" or zipfile.is_zipfile(file):
             return _of_zip(file, path)
-        return _of_file(file) if file == path else None
+        return (_of_file(file) or of_other_file(file)) if file == path else None
     if path is None and (told := _of_url(text)) is not None:
         return told
     return _of_group(text, path, ndim, or_more=or_more)
@@ -131,6 +211,8 @@ def _of_zip(file: Path, path: Path) -> str:
     asked = [name for name in names if name == inside]
     urls = [f"zip://{name}::{file}" for name in asked or names]
     which = "is a ZIP file" if path == file else f"lies in a ZIP file, {file}"
+    if not urls and path == file and (_arrays_of_numpy(file) or file.suffix in OTHERS):
+        return of_other_file(file)
     if not urls:
         return f"{which}, and there is no Zarr array in it; give the path of an array"
     return f"{which}, in which an array is named by a URL: give {_listed(urls, 'or')}"

@@ -14,7 +14,7 @@ import xarray
 import zarr
 
 import tilewright as tw
-from tilewright.pipeline.events import Event, Notice
+from tilewright.pipeline.events import Caution, Event, Notice
 from tilewright.pipeline.store import coordinates
 
 LAT, LON = np.array([-60.0, 0.0, 60.0]), np.array([0.0, 90, 180, 270])
@@ -169,10 +169,21 @@ def test_what_zarr_does_not_store_is_said_once(tmp_path: Path) -> None:
     seen: list[Event] = []
     tw.gram(x, out=tmp_path / "out.zarr" / "k", of="rows", listener=seen.append, **HERE)
     tw.eofs(x, tmp_path / "e.zarr", k=2, listener=seen.append, **HERE)
-    told = [one.message for one in seen if isinstance(one, Notice) and "sample_id" in one.message]
-    assert len(told) == 2, "one a run"
+    tw.topk(x, out=tmp_path / "n.zarr", k=2, listener=seen.append, **HERE)
+    told = [one.message for one in seen if isinstance(one, Caution) and "sample_id" in one.message]
+    assert len(told) == 3, "one a run"
     assert all("hold None, which is neither a number, a time nor a text" in one for one in told)
     assert "sample_id" not in xarray.open_zarr(tmp_path / "e.zarr").coords
+
+
+def test_axes_that_xarray_has_stacked_are_told_how_to_keep_theirs(
+    sst: xarray.DataArray, tmp_path: Path
+) -> None:
+    seen: list[Event] = []
+    stacked = sst.stack(place=[dim for dim in sst.dims if dim != "time"])
+    tw.cov(stacked, out=tmp_path / "c.zarr", listener=seen.append, **HERE)
+    (told,) = [one.message for one in seen if isinstance(one, Caution)]
+    assert "give the array unstacked (.unstack('place')), and say what is summed over (sum_over)" in told
 
 
 def test_the_same_numbers_with_other_coordinates_have_their_own(

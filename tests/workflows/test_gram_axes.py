@@ -185,3 +185,41 @@ def test_commands(words: str, expected: Any, tmp_path: Path, monkeypatch: pytest
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["verification"]["passed"]
     np.testing.assert_allclose(zarr.open_array("c.zarr")[...], expected(x), rtol=1e-10, atol=1e-12)
+
+
+def test_a_vector_beside_a_field_is_one_variable(
+    client: Client, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Such as a climate index, along the axis that is summed over, of either matrix and from a command."""
+    field, index = rng.standard_normal((30, 4, 5)), rng.standard_normal(30)
+    field[:, 1, 2] = np.nan
+    along = {"time": np.arange(30), "lat": np.arange(4), "lon": np.arange(5)}
+    sst = xarray.DataArray(field, along, list(along), name="sst")
+    nino = xarray.DataArray(index, {"time": along["time"]}, ["time"], name="nino")
+    expected = xarray.corr(sst, nino, "time").values.reshape(-1, 1)
+    asked = {"missing": "nan", "constant": "nan", "cluster": client}
+    for one in (nino, nino.chunk(time=7), index):
+        for x, axis in ((sst, "time"), (sst.transpose("lat", "lon", "time"), -1), (field, 0)):
+            found = tw.corr(x, one, sum_over=axis, **asked)
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(tw.corr(nino, sst, sum_over="time", **asked), expected.T, rtol=0, atol=1e-14)
+    xarray.Dataset({"sst": sst, "nino": nino}).to_netcdf(tmp_path / "f.nc", engine="h5netcdf")
+    names = [f"{tmp_path / 'f.nc'}::{name}" for name in ("sst[5:]", "nino[5:]")]
+    words = ["--sum-over", "time", "--missing", "nan", "--constant", "nan", "--device", "cpu"]
+    result = CliRunner().invoke(cli, ["corr", *names, str(tmp_path / "c.zarr"), *words])
+    assert result.exit_code == 0, result.stderr
+    made = tw.open_xarray(tmp_path / "c.zarr", unstack=True)
+    assert made.dims == ("lat", "lon", "series")
+    np.testing.assert_allclose(made[..., 0], xarray.corr(sst[5:], nino[5:], "time"), rtol=0, atol=1e-14)
+    x = rng.standard_normal((30, 3))
+    np.testing.assert_allclose(tw.cov(x, index, cluster=client), np.cov(x, index, rowvar=False)[:3, 3:])
+    of_rows = tw.cov(np.ascontiguousarray(x.T), index, of="rows", cluster=client)
+    np.testing.assert_allclose(of_rows, np.cov(x, index, rowvar=False)[:3, 3:])
+    with pytest.raises(tw.ShapeError, match=r"has 30 rows and .* has 29; both are summed over"):
+        tw.cov(x, index[1:], cluster=client)
+    with pytest.raises(tw.ShapeError, match=r"lengths 4 × 5 in .* and 30 in DataArray 'nino'"):
+        tw.corr(sst, nino, sum_over=["lat", "lon"], **asked)
+    with pytest.raises(tw.OptionError, match=r"coordinates time, .* are not the same in X .* and Y"):
+        tw.corr(sst, nino[::-1], sum_over="time", **asked)
+    with pytest.raises(tw.ShapeError, match=r"X: .* must have 2 dimensions or more: give a single series"):
+        tw.cov(index, cluster=client)

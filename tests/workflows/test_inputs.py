@@ -249,8 +249,25 @@ def test_a_stopped_run_goes_on_in_a_group_of_format_2(
 def test_what_is_no_array_is_refused_with_what_to_give(tmp_path: Path) -> None:
     numbers = np.ones((3, 3))
     data = xarray.Dataset({"t2m": (("time", "place"), numbers)})
-    with pytest.raises(tw.StoreError, match=r"as of Zarr, NumPy, xarray, dask or h5py.*variables: \['t2m'\]"):
+    with pytest.raises(
+        tw.StoreError, match=r"as of Zarr, NumPy, xarray, dask or h5py.*its arrays: dataset\['t2m'\]"
+    ):
         tw.gram(data, tmp_path / "c")  # type: ignore[arg-type]
+    group = zarr.create_group(zarr.storage.MemoryStore())
+    group.create_array("time", data=np.arange(3))
+    group.create_array("t2m", data=numbers)
+    with pytest.raises(tw.StoreError, match=r"its arrays: group\['t2m'\], group\['time'\]\)"):
+        tw.gram(group)  # type: ignore[call-overload]
+    with pytest.raises(
+        tw.ShapeError, match=r"\(3,\); it must .*one row, \(1, 3\), by x\.reshape\(1, -1\) .*\(-1, 1\)"
+    ):
+        tw.topk(numbers[0], numbers, k=1)
+    with pytest.raises(tw.ShapeError, match=r"\(3, 3, 1\).*\. Axis 2 has one place alone, .*\(\[:,:,0\]\)"):
+        tw.gram(numbers[:, :, np.newaxis].repeat(4, 0).repeat(3, 1)[:3, :3])
+    with pytest.raises(
+        tw.ShapeError, match=r"\(3, 3, 1\); it must have 2 dimensions: give a range, or one place"
+    ):
+        tw.topk(numbers[:, :, np.newaxis], k=1)
     with pytest.raises(tw.ShapeError, match=r"numpy array of shape \(\) .*must have 2 dimensions"):
         tw.matmul(np.array(1), numbers)
     with pytest.raises(tw.StoreError, match=r"found builtins\.list.*numpy\.asarray"):

@@ -437,3 +437,41 @@ def test_ctrl_c_wherever_it_comes_has_its_exit_status_under_python_m(tmp_path: P
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (130, "")
     assert result.stderr == "interrupted: nothing was written\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "kept", "before", "later"),
+    [
+        ("topk", "finished blocks are", "pipeline.neighbours.job.prepare", "pipeline.neighbours.job.complete_group"),
+        ("eofs", "what whole passes have found is", "pipeline.spectral.passes.Passes.keep_moments",
+         "pipeline.spectral.passes.Passes.keep_image"),
+    ],
+)  # fmt: skip
+def test_what_is_told_to_be_kept_of_a_search_is_there(
+    name: str,
+    kept: str,
+    before: str,
+    later: str,
+    tmp_path: Path,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether Ctrl-C comes before anything is finished, or after some of it is."""
+    monkeypatch.chdir(tmp_path)
+    zarr.save_array("x.zarr", rng.standard_normal((1500, 16)))
+    more = ["--metric", "l2"] if name == "topk" else ["--method", "krylov"]
+    command = [name, "x.zarr", "o.zarr", "-k", "2", *more, "--device", "cpu"]
+
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    told = {
+        before: "nothing was finished, and nothing is kept",
+        later: f"{kept} kept beside o.zarr, and the same command goes on there",
+    }
+    for place, expected in told.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(f"tilewright.{place}", interrupt)
+            result = CliRunner().invoke(cli, command)
+        assert result.exit_code == 130, result.stderr
+        assert result.stderr.endswith(f"interrupted: {expected}\n")

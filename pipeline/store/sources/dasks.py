@@ -173,6 +173,15 @@ def open_dask(
     return with_coordinates(mapped_array(mapped, pending), coordinates)
 
 
+def lazy_of(array: zarr.Array[Any]) -> Any:
+    """An array of Zarr as one of dask's: what is still to be computed as its own graph, since its memory holds zeros
+    until then."""
+    import dask.array
+
+    pending = pending_of(array)
+    return dask.array.from_zarr(array) if pending is None or pending.is_computed else pending.graph
+
+
 def computed_on(client: Client, arrays: Iterable[StoredArray]) -> list[str]:
     """Have the arrays of dask among these, and among their masks, computed. Returns what is to be told of them, in
     sentences. Raises StoreError."""

@@ -151,7 +151,7 @@ def open_numpy(
     if np.ma.isMaskedArray(array) and np.ma.is_masked(array):
         raise StoreError(
             f"{role}: {name} is masked, and its masked numbers would count as they are; fill them (.filled(0)), or of"
-            " gram, cov and corr give the mask as missing"
+            " gram, cov, corr and eofs give x.data and the mask, missing=x.mask, or x.filled(np.nan) and missing='nan'"
         )
     if _holds_rows(array):
         raise DTypeError(

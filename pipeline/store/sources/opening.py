@@ -14,7 +14,7 @@ from zarr.codecs.numcodecs import PackBits
 
 from tilewright.kernels.numbers import format_nbytes
 from tilewright.pipeline.errors import StoreError
-from tilewright.pipeline.store.sources import hdf5, parquet, xarrays
+from tilewright.pipeline.store.sources import frames, hdf5, parquet, xarrays
 from tilewright.pipeline.store.sources.beside import coordinates_with, with_coordinates
 from tilewright.pipeline.store.sources.dasks import is_dask, open_dask
 from tilewright.pipeline.store.sources.mapped import BOOL, DIMENSIONS
@@ -38,9 +38,6 @@ PACKBITS = "numcodecs.packbits"
 
 CLASSIC = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
 """How files of NetCDF 3 begin."""
-
-PARQUET = (".parquet", ".pq")
-"""How files of Parquet end that need no ``::`` behind them."""
 
 InMemory: TypeAlias = "np.ndarray[Any, Any] | SupportsArray"
 
@@ -99,6 +96,11 @@ def open_given(source: Any, role: str, *, cuts: bool = False) -> tuple[zarr.Arra
         return held, None
     if is_dask(source):
         return open_dask(source, role, described(source)), None
+    if frames.is_frame(source) and not frames.holds_rows(source):
+        _check_room(source, role)
+        called = described(source)
+        dimensions, along = frames.labels(source)
+        return open_numpy(frames.values(source, role, called), role, called, dimensions, None, along), None
     return _by_values(source, role), None
 
 
@@ -131,15 +133,23 @@ def open_file(path: Path, name: str, role: str) -> zarr.Array[Any] | None:
     """The array in a file that is no Zarr; None where the path is none of a kind that we know. Raises as
     `open_given`."""
     if not os.path.isfile(path):  # as most often: an array of Zarr is a folder
-        return None
+        return parquet.open_column(path, None, name, role) if _holds_parquet(path) else None
     if is_npy(path):
         return open_npy(path, name, role)
     if hdf5.is_hdf5(path):
         return hdf5.open_variable(path, None, name, role)
     check_not_classic(path, role)
-    if path.suffix in PARQUET and parquet.is_parquet(path):
+    if path.suffix in parquet.ENDINGS and parquet.is_parquet(path):
         return parquet.open_column(path, None, name, role)
     return None
+
+
+def _holds_parquet(path: Path) -> bool:
+    """Whether a path is a folder of files of Parquet."""
+    try:
+        return path.is_dir() and bool(parquet.files_in(path))
+    except OSError:  # whoever opens it as an array of Zarr is told
+        return False
 
 
 def check_not_classic(path: Path, role: str) -> None:
@@ -163,7 +173,7 @@ def open_in_file(name: str, role: str) -> zarr.Array[Any] | None:
     if not (sign and variable and file) or "://" in name or os.path.lexists(name):
         return None
     path = Path(file)
-    if parquet.is_parquet(path):
+    if _holds_parquet(path) or parquet.is_parquet(path):
         return parquet.open_column(path, variable, name, role)
     if hdf5.is_hdf5(path):
         return hdf5.open_variable(path, variable, name, role)

@@ -1,4 +1,5 @@
-"""Columns of lists in files of Parquet as matrices: a row for each list, which all have one length.
+"""Columns of lists in files of Parquet, or in folders of these, as matrices: a row for each list, which all have one
+length.
 
 pyarrow decodes them, a group of rows at a time, into memory that workers read: pages of Parquet are no chunks of
 numbers, and the lengths of lists lie between them.
@@ -6,7 +7,10 @@ numbers, and the lengths of lists lie between them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,13 @@ from tilewright.pipeline.store.sources.memory import SharedMemory
 from tilewright.pipeline.transfer.files import first_bytes, with_remedy
 
 MAGIC = b"PAR1"
+ENDINGS = (".parquet", ".pq")
+"""How files of Parquet end that need no ``::`` behind them, and those of a folder."""
+HIDDEN = ("_", ".")
+"""How files begin that are not data, such as ``_SUCCESS``, as pyarrow has it."""
+ZARR_FILES = ("zarr.json", ".zarray", ".zgroup")
+MOST_NAMED = 6
+"""Columns that a message names."""
 
 
 def is_parquet(path: Path) -> bool:
@@ -27,24 +38,76 @@ def is_parquet(path: Path) -> bool:
     return first_bytes(path, len(MAGIC)) == MAGIC
 
 
+def files_in(folder: Path) -> list[Path]:
+    """The files of Parquet in a folder, in the order of their names, as pyarrow and pandas read them as one table; none
+    where it is one of Zarr, or there are folders among them, by which rows may be parted (``year=2024``)."""
+    if any((folder / name).exists() for name in ZARR_FILES):
+        return []
+    with os.scandir(folder) as listed:
+        seen = [one for one in listed if not one.name.startswith(HIDDEN)]
+    if any(one.is_dir() for one in seen):
+        return []
+    return sorted(Path(one.path) for one in seen if one.name.endswith(ENDINGS))
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The rows of files, one behind the other, opened one at a time."""
+
+    paths: tuple[Path, ...]
+    role: str
+
+    @cached_property
+    def schema(self) -> Any:
+        from pyarrow import parquet
+
+        return parquet.read_schema(self.paths[0])
+
+    @cached_property
+    def rows(self) -> int:
+        from pyarrow import parquet
+
+        return sum(parquet.read_metadata(path).num_rows for path in self.paths)
+
+    def batches(self, column: str) -> Iterator[Any]:
+        """Stretches of a column. Raises StoreError for a file that has it not, or of another kind."""
+        from pyarrow import parquet
+
+        kind = self.schema.field(column).type
+        for path in self.paths:
+            with parquet.ParquetFile(path) as file:
+                names = file.schema_arrow.names
+                found = file.schema_arrow.field(column).type if column in names else "no such column"
+                if found != kind and not (
+                    _items(found) == _items(kind) and _is_list(kind) == _is_list(found)
+                ):
+                    raise StoreError(
+                        f"{self.role}: {path} has {found} for {column}, and {self.paths[0].name} has {kind}; store"
+                        " both alike"
+                    )
+                for batch in file.iter_batches(columns=[column]):
+                    yield batch.column(0)
+
+
 def open_column(path: Path, column: str | None, name: str, role: str) -> zarr.Array[Any]:
-    """A column of lists, or the only one where none is named, as a matrix; a column of numbers as a vector.
+    """A column of lists of a file, or of all files in a folder, or the only one where none is named, as a matrix; a
+    column of numbers as a vector.
 
     It takes its size in memory. Of floats that are missing it has NaN, as pandas does, which writes NaN so. Raises
     StoreError where pyarrow is missing, the file has no such column, or lists or integers in it are missing; ShapeError
     for lists of several lengths, DTypeError for what holds no numbers.
     """
     try:
-        from pyarrow import parquet
+        import pyarrow.parquet as _  # noqa: F401
     except ImportError as error:
         raise StoreError(
             f"{role}: {name} is a Parquet file, which pyarrow reads: install that (pip install tilewright[text])"
         ) from error
     try:
-        with parquet.ParquetFile(path) as file:
-            found = _column(file.schema_arrow, column, name, role)
-            called = name if column else f"{name}::{found}"
-            return _read(file, found, called, role)
+        table = _Table(tuple(files_in(path)) if path.is_dir() else (path,), role)
+        found = _column(table.schema, column, name, role)
+        called = name if column else f"{name}::{found}"
+        return _read(table, found, called, role)
     except TilewrightError:
         raise
     except Exception as error:  # whatever pyarrow raises, some of it its own
@@ -57,17 +120,33 @@ def _column(schema: Any, column: str | None, name: str, role: str) -> str:
     if column is not None:
         if column.strip("/") in names:
             return column.strip("/")
-        raise StoreError(f"{role}: {name}: there is no column {column}; it has {', '.join(names)}")
+        raise StoreError(f"{role}: {name}: there is no column {column}; it has {_some(names)}")
     lists = [field.name for field in schema if _is_list(field.type)]
     if len(lists) == 1:
         return str(lists[0])
-    kinds = ", ".join(f"{field.name} ({field.type})" for field in schema)
-    said = f"the columns of lists {', '.join(lists)}" if lists else f"no column of lists, but {kinds}"
-    raise StoreError(f"{role}: {name} has {said}; give one, as {name}::NAME")
+    if lists:
+        raise StoreError(f"{role}: {name} has the columns of lists {_some(lists)}; give one, as {name}::NAME")
+    kinds = _some([f"{field.name} ({field.type})" for field in schema])
+    raise StoreError(
+        f"{role}: {name} has no column of lists, but {kinds}; give one, as {name}::NAME. Columns of numbers become a"
+        f" matrix by pandas: give pandas.read_parquet({str(name)!r})[[...]].to_numpy(), or store that (numpy.save)"
+    )
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _items(kind: Any) -> Any:
+    return kind.value_type if _is_list(kind) else kind
 
 
 def _is_list(kind: Any) -> bool:
     import pyarrow
+
+    if not isinstance(kind, pyarrow.DataType):
+        return False
 
     return bool(
         pyarrow.types.is_list(kind)
@@ -76,17 +155,21 @@ def _is_list(kind: Any) -> bool:
     )
 
 
-def _read(file: Any, column: str, name: str, role: str) -> zarr.Array[Any]:
-    kind = file.schema_arrow.field(column).type
-    items = kind.value_type if _is_list(kind) else kind
+def _read(table: _Table, column: str, name: str, role: str) -> zarr.Array[Any]:
+    kind = table.schema.field(column).type
+    items = _items(kind)
     try:
         dtype = np.dtype(items.to_pandas_dtype())
     except NotImplementedError as error:
         raise DTypeError(f"{role}: {name} holds {items}; only lists of numbers can be used") from error
+    if dtype.kind not in "biufc":
+        lists = [field.name for field in table.schema if _is_list(field.type) and field.name != column]
+        told = f"; it has the columns of lists {_some(lists)}" if lists else ""
+        raise DTypeError(f"{role}: {name} holds {kind}; only numbers and lists of numbers can be used{told}")
     stored = stored_dtype(dtype, role, name)
-    rows, first, width = file.metadata.num_rows, 0, None
+    rows, first, width = table.rows, 0, None
     memory = None
-    for part in _parts(file, column, dtype.kind == "f", name, role):
+    for part in _parts(table, column, dtype.kind == "f", name, role):
         if _is_list(kind):
             part, found = _lists(part, name, role, first)
         else:
@@ -109,14 +192,13 @@ def _read(file: Any, column: str, name: str, role: str) -> zarr.Array[Any]:
     return mapped_array(memory.mapped(name, memory.digest(), {}), memory)
 
 
-def _parts(file: Any, column: str, floats: bool, name: str, role: str) -> Iterator[Any]:
+def _parts(table: _Table, column: str, floats: bool, name: str, role: str) -> Iterator[Any]:
     """Stretches of a column, whole in memory. A missing float is NaN. Raises StoreError for other missing values."""
-    for batch in file.iter_batches(columns=[column]):
-        found = batch.column(0)
+    for found in table.batches(column):
         lists = _is_list(found.type)
         gone, inside = _gaps(found)
         if (len(gone) and (lists or not floats)) or (len(inside) and not floats):
-            raise _missing(file, column, name, role)
+            raise _missing(table, column, name, role)
         yield found if lists else found.to_numpy(zero_copy_only=False)
 
 
@@ -130,23 +212,22 @@ def _gaps(found: Any) -> tuple[np.ndarray, np.ndarray]:
     return gone, np.searchsorted(np.cumsum(lengths), np.flatnonzero(np.asarray(flat.is_null())), side="right")
 
 
-def _missing(file: Any, column: str, name: str, role: str) -> StoreError:
+def _missing(table: _Table, column: str, name: str, role: str) -> StoreError:
     """What to raise for values that are missing: how many of the whole column, and the first one's row."""
     gone: list[int] = []
     inside: list[int] = []
     row = 0
-    for batch in file.iter_batches(columns=[column]):
-        found = batch.column(0)
+    for found in table.batches(column):
         for rows, places in zip((gone, inside), _gaps(found), strict=True):
             rows += (row + places).tolist()
         row += len(found)
-    kind = file.schema_arrow.field(column).type
+    kind = table.schema.field(column).type
     if _is_list(kind) and gone:
         return StoreError(
             f"{role}: {name} has {counted(len(gone), 'missing list')}, the first in row {gone[0]}; leave such rows out"
             " (pandas.DataFrame.dropna), or fill them"
         )
-    numbers, items = (inside, kind.value_type) if _is_list(kind) else (gone, kind)
+    numbers, items = (inside if _is_list(kind) else gone), _items(kind)
     return StoreError(
         f"{role}: {name} has {counted(len(numbers), 'missing number')}, the first in row {numbers[0]}, and {items} has"
         " no NaN; fill them with one that stands for a missing number, or store floats"

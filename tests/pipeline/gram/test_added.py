@@ -55,6 +55,72 @@ def test_dosages_follow_from_alleles(tmp_path: Path, calls: str, client: Client)
     np.testing.assert_allclose(scores, same, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", ["i1", "f4", "i8"])
+def test_a_mask_says_what_is_missing(
+    dtype: str, tmp_path: Path, calls: str, rng: np.random.Generator, client: Client
+) -> None:
+    """sgkit's of each allele, in its own axes or some of them, whatever stands under it; of commands too."""
+    alleles = zarr.open_array(calls, mode="r")[:]
+    masked = alleles < 0
+    alleles = np.where(masked, rng.integers(-5, 5, alleles.shape), alleles).astype(dtype)
+    names = ["variants", "samples", "ploidy"]
+    mask = xarray.DataArray(masked, dims=names, name="call_genotype_mask")
+    mask.to_dataset().to_zarr(tmp_path / "masks.zarr", consolidated=False)
+    data = xarray.DataArray(alleles, dims=names)
+    options = OPTIONS | {"add_up": "ploidy", "cluster": client}
+    expected = tw.gram(dosages_of(calls), cluster=client, **OPTIONS)
+    of_sums = mask.any("ploidy").transpose("samples", "variants")
+    for given in (mask, tmp_path / "masks.zarr" / "call_genotype_mask", {"X": masked}, of_sums):
+        found = tw.gram(data, **(options | {"missing": given}))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    both = tw.gram(
+        data, data[:, :3], **(options | {"missing": {"X": mask, "Y": mask[:, :3]}, "divide": None})
+    )
+    dosages = dosages_of(calls)
+    same = tw.gram(dosages, dosages[:, :3], cluster=client, center="rows", missing=-1)
+    np.testing.assert_allclose(both, same, rtol=0, atol=1e-5)
+    scores = tw.eofs(data, k=2, add_up="ploidy", of="rows", missing=mask, cluster=client).scores
+    same = tw.eofs(dosages_of(calls), k=2, of="rows", missing=-1, cluster=client).scores
+    np.testing.assert_allclose(scores, same, rtol=0, atol=1e-4)
+    if dtype == "i1":
+        with pytest.raises(
+            OptionError, match=r"-1 \(\d+ times\).* missing=-1 \(--missing -1\)\. Where they are no"
+        ):
+            tw.gram(calls, **(options | {"missing": np.zeros((13, 2), bool)}))
+    with pytest.raises(OptionError, match=r"a mask of one matrix is given for two, X and Y"):
+        tw.gram(data, data, **(options | {"missing": mask}))
+    with pytest.raises(ShapeError, match=r"missing: .* has shape \(40, 12, 2\), and X, .*, \(40, 13, 2\)"):
+        tw.gram(data, **(options | {"missing": masked[:, :12]}))
+
+
+def test_rows_and_columns_are_those_of_the_sums(tmp_path: Path, calls: str, client: Client) -> None:
+    """So the variants of a chromosome, or some of the samples, are taken of calls."""
+    window = {"of": "rows", "missing": -1, "missing_as": "pairwise", "window": 5, "constant": "zero"}
+    expected = tw.corr(dosages_of(calls)[7:29], cluster=client, **window)
+    for given in (tw.slice(calls, rows=(7, 29)), f"{calls}[7:29]", f"{calls}[7:29,...,:]"):
+        found = tw.corr(given, add_up="ploidy", cluster=client, **window)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    words = [
+        "gram",
+        calls,
+        str(tmp_path / "g.zarr"),
+        "--add-up",
+        "ploidy",
+        "--columns",
+        "2:9",
+        "--center",
+        "rows",
+    ]
+    result = CliRunner().invoke(cli, [*words, "--missing", "-1", "--divide", "2pq", "--device", "cpu"])
+    assert result.exit_code == 0, result.stderr
+    expected = tw.gram(dosages_of(calls)[:, 2:9], cluster=client, **OPTIONS)
+    np.testing.assert_allclose(zarr.open_array(tmp_path / "g.zarr")[:], expected, rtol=0, atol=1e-6)
+    with pytest.raises(
+        OptionError, match=r"X: .* added up over 0 has 3 axes, 1, 2, 3, and rows and columns are"
+    ):
+        tw.gram(tw.slice(np.ones((2, 3, 4, 5)), rows=":1"), add_up=0, sum_over=1, cluster=client)
+
+
 @pytest.mark.more
 def test_the_command_has_it_too(tmp_path: Path, calls: str) -> None:
     words = [
@@ -94,10 +160,10 @@ def test_the_command_has_it_too(tmp_path: Path, calls: str) -> None:
         ([], None, r"leaves 3 of the 3 axes"),
         (
             "ploidy",
-            np.zeros((13, 2), bool),
+            True,
             r"beside add_up \(--add-up\): a sum is missing where a part of it is",
         ),
-        ("ploidy", "mask.zarr", r"^missing='mask.zarr' beside add_up"),
+        ("ploidy", "mask.zarr", r"^missing='mask.zarr' is neither a number nor .*names no stored"),
     ],
 )
 def test_axes_are_named(calls: str, axes: object, missing: object, says: str | None) -> None:

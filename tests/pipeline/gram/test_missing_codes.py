@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import xarray
 import zarr
+from distributed import Client
 
 import tilewright as tw
 from tilewright.pipeline.errors import OptionError
-from tilewright.pipeline.events import Caution
+from tilewright.pipeline.events import Caution, Event
 from tilewright.pipeline.store.attributes import masks_of, missing_codes
 from tilewright.pipeline.store.sources.hdf5 import open_variable
 
@@ -299,3 +300,30 @@ def test_messages_call_matrices_as_they_were_given(tmp_path: Path) -> None:
     assert any(one.endswith("holds NaN or infinity in 1 of its 3 columns") for one in told)
     for one in told:
         assert not re.search(r"\b[ABC]('s)?\b", one), one
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize(
+    ("fill", "said"), [(1e20, "1e+20"), (-9.999e20, "-9.999e+20"), (9.96921e36, "9.96921e+36")]
+)
+def test_a_likely_fill_of_floats_is_told_of(fill: float, said: str, dtype: str, client: Client) -> None:
+    """Where nobody says what stands for a missing number; what is said then is what may be given."""
+    x = np.random.default_rng(0).standard_normal((30, 4)).astype(dtype)
+    expected = tw.cov(np.where(np.arange(4) == 2, np.nan, x), missing="nan", constant="zero", cluster=client)
+    x[:, 2] = fill
+    told: list[Event] = []
+    options: dict[str, Any] = {"cluster": client, "listener": told.append}
+    tw.cov(x, **options)
+    (caution,) = [event.message for event in told if isinstance(event, Caution)]
+    assert (
+        f"X: numpy array of shape (30, 4) holds {said} in 1 of its 4 columns, which many files have"
+        in caution
+    )
+    (number,) = re.findall(r"say missing=(\S+) \(--missing \1\)", caution)
+    told.clear()
+    found = tw.cov(x, missing=float(number), constant="zero", **options)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert not [event for event in told if isinstance(event, Caution)]
+    x[:, 2] = 3.2e20
+    tw.cov(x, **options)
+    assert not [event for event in told if isinstance(event, Caution)]

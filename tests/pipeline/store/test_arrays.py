@@ -306,9 +306,53 @@ def test_a_file_that_is_not_there_or_is_no_array_is_said_to_be_so(
             in refusal(name)
         )
     Path("sst.nc").write_bytes(b"text")
-    assert "sst.nc is no file in which sst could be read, as HDF5 and NetCDF 4 are; give" in refusal(
-        "sst.nc::sst"
+    for name in ("sst.nc", "sst.nc::sst"):
+        assert refusal(name) == (
+            "A: sst.nc is a file of no kind that is read, which are Zarr, .npy, HDF5, NetCDF 4 and Parquet; store it as"
+            " one of these, and give that"
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        (
+            "x.csv",
+            "numpy.save('x.npy', pandas.read_csv('x.csv').select_dtypes('number').to_numpy()), and give that",
+        ),
+        ("x.tsv", r"pandas.read_csv('x.tsv', sep='\t').select_dtypes('number')"),
+        ("x.jsonl", "pandas.read_json('x.jsonl', lines=True).to_parquet('x.parquet'), and give that"),
+        ("x.bed", "plink2zarr convert x x.zarr, and give that"),
+        ("x.vcf.gz", "vcf2zarr convert x.vcf.gz x.zarr, and give that"),
+        ("x.grib2", "xarray.open_dataset('x.grib2', engine='cfgrib').to_zarr('x.zarr'), and give that"),
+    ],
+)
+def test_files_of_other_kinds_are_said_to_be_so(
+    name: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_bytes(b"numbers")
+    found = refusal(name)
+    assert found.startswith(
+        f"A: {name} is a file of another kind than Zarr, .npy, HDF5, NetCDF 4 and Parquet, which"
     )
+    assert told in found
+
+
+def test_archives_of_numpy_and_names_beside_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("x.npz", a=np.ones(3), b=np.ones((2, 2)))
+    for name in ("x.npz", "x.npz::b"):
+        assert refusal(name) == (
+            "A: x.npz is an archive of NumPy (a and b), of which no array is read in place; keep the one that is meant:"
+            " numpy.save('a.npy', numpy.load('x.npz')['a'])"
+        )
+    zarr.create_group("calls.zarr").create_array("call_genotype", data=np.ones((2, 2)))
+    for name in ("calls.zarr/call_genotypes", "calls.zarr/sub/x"):
+        assert refusal(name) == (
+            f"A: there is no Zarr array at {name}, where no file or folder is; calls.zarr is a Zarr group, not an"
+            " array; give one of its arrays of numbers of 2 dimensions: calls.zarr/call_genotype"
+        )
 
 
 ASYNCHRONOUS = partial(AsyncFileSystemWrapper, asynchronous=True)

@@ -23,7 +23,7 @@ from pyarrow import parquet
 
 import tilewright as tw
 from tilewright.pipeline.store import arrays as store
-from tilewright.pipeline.store.arrays import name_of, open_array, open_matrix
+from tilewright.pipeline.store.arrays import name_of, open_array
 from tilewright.pipeline.store.chunks import layout_of
 from tilewright.pipeline.store.origin import is_same_array
 from tilewright.pipeline.store.region import Flattened, Section, StoredArray
@@ -33,6 +33,7 @@ from tilewright.pipeline.store.sources.hdf5 import is_hdf5
 from tilewright.pipeline.store.sources.mapped import Mapped, MappedStore
 from tilewright.pipeline.store.sources.mapping import copy_box
 from tilewright.pipeline.store.sources.memory import SharedMemory
+from tilewright.pipeline.store.sources.parts import open_matrix
 from tilewright.pipeline.transfer.file_rectangles import Rectangle
 
 SHAPE = 37, 29
@@ -380,6 +381,34 @@ def test_lists_of_parquet(kind: str, dtype: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(whole(vector), np.arange(37))
 
 
+def test_a_folder_of_parquet_is_one_table(tmp_path: Path) -> None:
+    """As pandas reads it: by the order of names, without what is hidden."""
+    a = numbers("<f4")
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number, (first, last) in enumerate([(0, 10), (10, 10), (10, 37)]):
+        kind = pyarrow.list_(pyarrow.float32(), 29) if number else pyarrow.list_(pyarrow.float32())
+        table = pyarrow.table(
+            {"id": np.arange(first, last), "x": pyarrow.array(a[first:last].tolist(), kind)}
+        )
+        parquet.write_table(table, folder / f"part-{number}.parquet", row_group_size=4)
+    (folder / "_SUCCESS").touch()
+    for name in ("texts", "texts::x", "texts/"):
+        np.testing.assert_array_equal(whole(open_matrix(f"{tmp_path}/{name}", "A")), a)
+    np.testing.assert_array_equal(whole(open_array(f"{folder}::id", ndim=1, role="X")), np.arange(37))
+    parquet.write_table(pyarrow.table({"x": [["a"]]}), folder / "part-3.parquet")
+    with pytest.raises(
+        tw.StoreError, match=r"^A: .*part-3\.parquet has list<.*string> for x, and part-0\.parquet has"
+    ):
+        open_matrix(folder, "A")
+    parquet.write_table(pyarrow.table({"y": [[1]]}), folder / "part-3.parquet")
+    with pytest.raises(tw.StoreError, match=r"part-3\.parquet has no such column for x"):
+        open_matrix(folder, "A")
+    (folder / "year=2024").mkdir()
+    with pytest.raises(tw.StoreError, match=r"there is no Zarr array at .*texts"):
+        open_matrix(folder, "A")
+
+
 @given(data=st.data())
 def test_slices(data: st.DataObject) -> None:
     a = numbers("<i4", (11, 7))
@@ -399,6 +428,11 @@ def test_slices_in_names(tmp_path: Path) -> None:
         np.testing.assert_array_equal(whole(open_matrix(f"{tmp_path / 'a.zarr'}{name}", "A")), expected)
     zarr.save_array(tmp_path / "a.zarr[3:9]", a + 1, zarr_format=2)
     np.testing.assert_array_equal(whole(open_matrix(f"{tmp_path / 'a.zarr'}[3:9]", "A")), a + 1)
+
+
+def saved(folder: Path, a: np.ndarray) -> Path:
+    np.save(folder / "a.npy", a)
+    return folder / "a.npy"
 
 
 class Sparse:
@@ -498,11 +532,24 @@ CANNOT: dict[str, tuple[Any, type[Exception], str]] = {
     "rows": (lambda _: objects_of([1.0, 2], [3.0, 4]), tw.DTypeError,
              r"holds 2 arrays of 2 numbers as objects.*np\.stack\(list\(x\)\)"),
     "ragged rows": (lambda _: objects_of([1.0, 2], [3.0]), tw.DTypeError, r"holds object; only bool"),
-    "texts": (lists(["a"]), tw.DTypeError, r"holds object; only bool"),
+    "texts": (lists(["a"]), tw.DTypeError, r"holds list<.*string>; only numbers and lists of numbers can be used;"),
+    "a text": (lambda folder: table(id=["a"], x=[[1]], y=[[2]])(folder) + "::id", tw.DTypeError,
+             r"id holds string; only numbers and lists .*; it has the columns of lists x, y"),
+    "wide": (table(**{f"f{number}": [1.5] for number in range(40)}), tw.StoreError,
+             r"f5 \(double\) and 34 more; give one, .* pandas\.read_parquet\('.*'\)\[\[\.\.\.\]\]\.to_numpy"),
     "column": (lambda folder: lists([1])(folder) + "x", tw.StoreError, r"no column xx; it has x, y"),
     "columns": (lambda folder: lists([1])(folder)[:-3], tw.StoreError, r"the columns of lists x, y; give one, as"),
     "range": (lambda _: tw.slice(np.zeros((3, 3)), rows=(2, 5)), tw.OptionError, r"A: rows 2:5 are not among the 3"),
-    "long": (lambda _: "a.zarr[1:2,1:2,1:2]", tw.OptionError, r"names 3 ranges; rows and columns are two"),
+    "long": (lambda folder: f"{saved(folder, np.ones((3, 3)))}[1:2,1:2,1:2]", tw.OptionError,
+             r"names 3 ranges of .*; rows and columns are two"),
+    "line": (lambda folder: f"{saved(folder, np.ones((3, 3)))}[1]", tw.OptionError, r"rows=1 is no range; give it as"),
+    "axes": (lambda folder: f"{saved(folder, np.ones((3, 3, 3)))}[1,2,3,4]", tw.OptionError, r"it has 3 axes"),
+    "beyond": (lambda folder: f"{saved(folder, np.ones((3, 3, 3)))}[:,3]", tw.OptionError,
+               r"places along axis 1 3:4 are not among the 3 places along axis 1 of"),
+    "left": (lambda folder: f"{saved(folder, np.ones((3, 3, 3)))}[1,2]", tw.ShapeError, r"\(3,\); it must have 2 dim"),
+    "rest": (lambda _: "a.npy[...,...]", tw.OptionError, r"has \.\.\. more than once"),
+    "of three": (lambda _: tw.slice(np.ones((3, 3, 3)), rows=(0, 2)), tw.ShapeError,
+                 r"of two dimensions only: give a range, or one place, for each axis in brackets"),
 }  # fmt: skip
 
 
