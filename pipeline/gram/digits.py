@@ -97,7 +97,10 @@ def rests_of_means(
             varying = np.isfinite(moments.second) & ~moments.constant & (moments.count > 0)
             rest = np.zeros_like(means)
             if not over_pairs and (side == of or len(treatment.centered) == 1):
-                exact = means - offsets.astype(means.dtype) + _lost_in(moments, means, weighted)
+                taken = (
+                    offsets if means.dtype.kind == "c" else offsets.real
+                )  # of real numbers in a complex dtype
+                exact = means - taken.astype(means.dtype) + _lost_in(moments, means, weighted)
                 rest[varying] = exact[varying]
             of_rest = _divided(moments.weight * np.abs(rest) ** 2, moments.second, varying)
             # Those that are there with those of another line that lacks some no longer add up to 0.

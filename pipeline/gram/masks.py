@@ -134,7 +134,7 @@ def _opened(given: Any) -> zarr.Array[Any]:
             else open_part(part, "missing")
         )
     except StoreError as error:
-        if not isinstance(given, str | os.PathLike) or _is_something(os.fspath(given)):
+        if not isinstance(given, str | os.PathLike) or _is_something(os.fsdecode(given)):
             raise
         raise OptionError(
             f"missing={shown(given)} is neither a number nor 'nan' nor 'attributes', and names no stored mask"

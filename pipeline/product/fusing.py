@@ -426,6 +426,8 @@ def epilogue_of(out: Any, *, alpha: Any = 1, beta: Any = 0, **vectors: Vector | 
         raise OptionError(
             f"beta={shown(beta)} without out: there is no C to add to; give out, the path of an array that holds it"
         )
+    if beta != 0:
+        store.check_source(out, "output")
     if beta != 0 and (isinstance(out, zarr.Array) or store.local_path(out) is None):
         raise OutputError(
             f"output: beta={shown(beta)} adds to what C holds, and {store.name_of(out)} would be written in place,"

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import zarr
 
+from tilewright.kernels.arguments import check_flag
 from tilewright.kernels.numbers import counted
 from tilewright.pipeline import config
 from tilewright.pipeline.errors import (
@@ -390,7 +391,7 @@ def multiply_or_accept(request: Request) -> MatmulRun:
         What stands there is another product, or one of other numbers.
     """
     out: Any = request.out  # which the check of it refuses where it is None
-    if not may_be_accepted(out, overwrite=request.overwrite):
+    if not may_be_accepted(out, overwrite=check_flag("overwrite", request.overwrite)):
         return multiply(request)
     factors = open_factors(request.checked())
     if factors.before is not None:  # C is asked for because it stands there

@@ -76,7 +76,7 @@ def pipes_among(paths: Iterable[Any]) -> list[str]:
 
 
 def _is_pipe(path: Any) -> bool:
-    if path == STANDARD_INPUT:
+    if isinstance(path, str) and path == STANDARD_INPUT:
         return True
     if not isinstance(path, str | bytes | os.PathLike):  # a number would be an open file
         return False
