@@ -23,6 +23,7 @@ from tests.workflows.labels import KINDS, Labels, drawn_labels, others_along, pu
 from tests.workflows.products import check_precision
 from tilewright.kernels.choices import PRECISIONS
 from tilewright.kernels.tolerance import operand_roundoff
+from tilewright.pipeline.errors import OptionError, TilewrightError
 from tilewright.pipeline.events import Event
 from tilewright.pipeline.gram import masks
 from tilewright.pipeline.plan.band import Band
@@ -473,3 +474,24 @@ def test_axes_that_are_added_up_many_times_over(
     clusters: dict[int, Client], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     check_added(clusters, tmp_path_factory.mktemp("added"), data.draw)
+
+
+def test_real_numbers_in_a_complex_dtype_are_centred(rng: np.random.Generator) -> None:
+    x = rng.standard_normal((40, 3)).astype(np.float32)
+    found = np.asarray(tw.gram(x, center=True, dtype="complex64", device="cpu"))
+    assert found.dtype == np.complex64
+    np.testing.assert_allclose(found, 39 * np.cov(x.T), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [
+        ({"overwrite": np.array([1, 2])}, OptionError),
+        ({"beta": 1, "out": b"c.zarr"}, TilewrightError),
+        ({"chunks": 10**5000}, OptionError),
+    ],
+)
+def test_what_cannot_be_meant_is_an_error_of_ours(asked: dict[str, Any], error: type[Exception]) -> None:
+    a = np.ones((2, 2))
+    with pytest.raises(error):
+        tw.matmul(a, a, **({"out": "c.zarr", "device": "cpu"} | asked))
