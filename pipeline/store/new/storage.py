@@ -194,6 +194,10 @@ def quietly(create: Callable[[], Created]) -> Created:
         return create()
 
 
+BEYOND = 10**1000
+"""Sides that long are no longer written out by Python, in messages for example; shorter ones are cut to the array's."""
+
+
 def _as_sides(name: str, given: Any) -> tuple[int, int] | None:
     if given is None:
         return None
@@ -205,7 +209,7 @@ def _as_sides(name: str, given: Any) -> tuple[int, int] | None:
         parts = [as_count(part) for part in (given if isinstance(given, tuple | list) else [given])]
     if len(parts) == 1:
         parts *= 2
-    if len(parts) != 2 or any(part is None or not 1 <= part < 2**63 for part in parts):
+    if len(parts) != 2 or any(part is None or not 1 <= part < BEYOND for part in parts):
         raise OptionError(
             f"{name}={shown(given)} are no sides of a matrix's {name}: give rows and columns, whole numbers of 1 or"
             f" more, such as {name}='1024x1024' (--{name} 1024x1024), or one number for both"
