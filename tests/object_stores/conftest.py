@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import dask
+import numpy as np
 import pytest
+import zarr
 
 from tests.object_stores import servers
 from tests.object_stores.proxy import Proxy, proxied
@@ -70,3 +73,10 @@ def proxy(server: int, at: Callable[[str], None]) -> Iterator[Proxy]:
 def url() -> str:
     """A place of its own."""
     return f"s3://{BUCKET}/{os.getpid()}-{next(_names)}"
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    """A matrix of ones in a local folder."""
+    zarr.create_array(tmp_path / "a", data=np.ones((16, 16), "f4"), chunks=(8, 8))
+    return tmp_path / "a"

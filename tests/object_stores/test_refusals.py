@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from distributed import Client
 
 import tilewright as tw
 from tests.object_stores.proxy import NO_FAULT, Asked, Fault, Proxy
+from tests.object_stores.refused import refusal
 from tilewright.pipeline.errors import StoreError
 from tilewright.pipeline.product.in_place import create_at_url
 from tilewright.pipeline.product.output import CHECKSUMS_NAME
@@ -20,19 +20,6 @@ from tilewright.pipeline.store.objects import objects_at
 from tilewright.pipeline.store.remote.opening import store_at
 
 ONES = np.ones((16, 16), "f4")
-
-
-@pytest.fixture
-def local(tmp_path: Path) -> Path:
-    zarr.create_array(tmp_path / "a", data=ONES, chunks=(8, 8))
-    return tmp_path / "a"
-
-
-def refusal(*arguments: Any, **options: Any) -> str:
-    with pytest.raises(StoreError) as raised:
-        tw.matmul(*arguments, device="cpu", **options)
-    assert "\n" not in str(raised.value)
-    return str(raised.value)
 
 
 def writes(asked: Asked) -> Fault:

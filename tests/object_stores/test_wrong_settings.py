@@ -4,29 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-import zarr
 
 import tilewright as tw
 from tests.object_stores.proxy import Proxy
+from tests.object_stores.refused import refusal
 from tilewright.pipeline.errors import CorpusError, StoreError
-
-
-@pytest.fixture
-def local(tmp_path: Path) -> Path:
-    zarr.create_array(tmp_path / "a", data=np.ones((16, 16), "f4"), chunks=(8, 8))
-    return tmp_path / "a"
-
-
-def refusal(*arguments: Any, **options: Any) -> str:
-    with pytest.raises(StoreError) as raised:
-        tw.matmul(*arguments, device="cpu", **options)
-    assert "\n" not in str(raised.value)
-    return str(raised.value)
-
 
 SETTINGS = [
     ("AWS_ENDPOINT_URL", "127.0.0.1:9", "the server of S3 is given as 127.0.0.1:9, without http:// or https:// .*"),
